@@ -1,4 +1,4 @@
-"""Durable appends through the store, against the same producers on bare SQLite group commit."""
+"""Durable appends through the store, compared with the same producers on bare SQLite."""
 
 import asyncio
 import sqlite3
@@ -38,7 +38,7 @@ class Appended(Struct):
 
 
 async def _produce(count: int, append: Callable[[str], Awaitable[None]]) -> float:
-    """Each producer waits for its last append before the next; returns appends per second."""
+    """Let each producer await every append; return appends per second."""
 
     async def producer(name: int) -> None:
         for n in range(count):
@@ -96,11 +96,11 @@ def through_sqlite(file: Path, count: int) -> Appended:
 
 
 async def _run_raw(file: Path, count: int) -> float:
-    """One writer thread: take what waits, insert, commit, hand the results back in one call."""
+    """One writer thread: insert and commit all waiting rows, and resolve their futures at once."""
     loop = asyncio.get_running_loop()
     waiting: SimpleQueue[tuple[str, asyncio.Future[None]] | None] = SimpleQueue()
 
-    def settle(group: list[asyncio.Future[None]]) -> None:
+    def resolve(group: list[asyncio.Future[None]]) -> None:
         for future in group:
             future.set_result(None)
 
@@ -123,7 +123,7 @@ async def _run_raw(file: Path, count: int) -> float:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(_INSERT, rows)
             connection.execute("COMMIT")
-            loop.call_soon_threadsafe(settle, group)
+            loop.call_soon_threadsafe(resolve, group)
         connection.close()
 
     def append(entity: str) -> Awaitable[None]:

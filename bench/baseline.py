@@ -1,11 +1,11 @@
-"""Ratios of the newest benchmark results beside the frozen baseline.
+"""Ratios of the newest benchmark results, compared with the frozen baseline.
 
 Usage: python -m bench.baseline            compare bench/out/*.json; exit status 1 if one is worse
-       python -m bench.baseline --write    freeze them in tests/frozen/bench.json; --note says how
+       python -m bench.baseline --write    freeze them in tests/frozen/bench.json; --note tells how
                                            they were measured
 
-Ratios only: the same code on another machine takes another time, and about the same multiple of
-its yardstick. Run `make bench` on a quiet machine before either of them.
+Only ratios are compared: the same code takes another time on another machine, but about the same
+multiple of its yardstick. Run `make bench` on a quiet machine before.
 """
 
 import argparse
@@ -21,18 +21,18 @@ from bench.tables import aligned_table
 
 FROZEN = Path(__file__).parent.parent / "tests" / "frozen" / "bench.json"
 # Two quick runs of one version beside other work: the median ratio changed by 7 %, nine in ten by
-# less than 1.4 ×, the worst by 1.7 ×. Full runs on a quiet machine are meant, with less spread.
+# less than 1.4 ×, the worst by 1.7 ×. Full runs on a quiet machine vary less.
 WORSE_MAX = 1.5
 
 
 class Baseline(Struct):
     note: str  # How it was measured.
-    machine: dict[str, str]  # Only said: figures are not compared across machines.
+    machine: dict[str, str]  # For information: figures are not compared across machines.
     ratios: dict[str, dict[str, Ratio]]  # By benchmark and name.
 
 
 class Newest(Struct):
-    """What every result file has in common."""
+    """The common fields of all result files."""
 
     ratios: dict[str, Ratio]
     machine: dict[str, str] = msgspec.field(default_factory=dict[str, str])
@@ -45,7 +45,7 @@ class Compared(NamedTuple):
 
     @property
     def worse(self) -> float | None:
-        """By which factor it is worse than it was; below 1 it is better."""
+        """The factor by which it is worse than before; below 1 it is better."""
         if self.now is None or self.before is None:
             return None
         up, down = self.now.ratio, self.before.ratio
@@ -100,7 +100,7 @@ def _rounded(ratios: dict[str, Ratio]) -> dict[str, Ratio]:
 
 
 def compare(newest: dict[str, Newest], baseline: Baseline) -> list[Compared]:
-    """Every declared ratio, and every frozen one that is not declared any more."""
+    """Compare every declared ratio, and every frozen one that is no longer declared."""
     compared: list[Compared] = []
     for bench in {**DECLARED, **baseline.ratios}:
         now = newest[bench].ratios if bench in newest else {}
@@ -139,7 +139,7 @@ def main() -> int:
     compared = compare(read_newest(), read_baseline())
     print(table(compared))
     worse = [one.name for one in compared if one.verdict == "WORSE"]
-    print(f"\nchange is how many times worse; {len(worse)} above {WORSE_MAX:g} ×")
+    print(f"\nchange: how many times worse; {len(worse)} above {WORSE_MAX:g} ×")
     return 1 if worse else 0
 
 

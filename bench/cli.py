@@ -1,7 +1,7 @@
-"""What a person waits for at the prompt: help, a listing, the first byte of an answer.
+"""Waiting times at the command line: help, a listing, the first byte of an answer.
 
 python -m bench.cli            the figures of docs/benchmarks.md; JSON in bench/out/cli.json
-python -m bench.cli --quick    the same, a few times each, to see that it works
+python -m bench.cli --quick    a few rounds, to check that it works
 """
 
 import argparse
@@ -21,14 +21,14 @@ from statistics import median
 from msgspec import Struct
 
 from bench.fanout import describe_machine
-from bench.ratios import NamedRatio, Ratio, keep_result
+from bench.ratios import NamedRatio, Ratio, write_result
 from bench.runs_yardstick import work_us
-from bench.tables import aligned_table, print_footing
+from bench.tables import aligned_table, print_footer
 
-CULM = str(Path(sys.executable).with_name("culm"))  # As people call it.
+CULM = str(Path(sys.executable).with_name("culm"))  # The installed command.
 PROMPT = "hello"
 ROUNDS, QUICK_ROUNDS = 15, 3
-TIMES = 2  # What is short is done so often in a round.
+TIMES = 2  # Repetitions of short commands in a round.
 WAIT_S = 30.0
 GONE_S = 10.0
 
@@ -57,7 +57,7 @@ class Bench:
     wrong: list[str] = field(default_factory=list[str])
 
     def round(self, home: Path) -> None:
-        """Everything once or twice, on a machine on which culm was never used."""
+        """Run every case once or twice in a new home."""
         env = environment(home)
         project = home / "project"
         project.mkdir()
@@ -82,7 +82,7 @@ class Bench:
         cwd: Path,
         wanted: str = "",
     ) -> None:
-        """From the start of a process to its end."""
+        """Measure a process from its start to its end."""
         start_s = time.perf_counter()
         done = subprocess.run(
             command, env=env, cwd=cwd, capture_output=True, text=True, timeout=WAIT_S, check=False
@@ -92,7 +92,7 @@ class Bench:
             self.wrong.append(f"{case.name}: {done.stderr[-200:]}")
 
     def _first_byte(self, case: Case, env: Mapping[str, str], cwd: Path) -> None:
-        """From the start of `culm run` to the first byte of the answer on its stdout."""
+        """Measure `culm run` from its start to the first byte on its stdout."""
         start_s = time.perf_counter()
         with subprocess.Popen(
             [CULM, "run", PROMPT],
@@ -107,7 +107,7 @@ class Bench:
             self.took_s[case].append(time.perf_counter() - start_s)
             rest = process.stdout.read()
             if process.wait(WAIT_S) != 0 or b"offline model" not in first + rest:
-                self.wrong.append(f"{case.name}: it said {(first + rest)[-200:]!r}")
+                self.wrong.append(f"{case.name}: its output: {(first + rest)[-200:]!r}")
 
 
 class Result(Struct):
@@ -116,14 +116,14 @@ class Result(Struct):
 
 
 def named_ratios(bench: Bench) -> Iterator[NamedRatio]:
-    """Every command against an interpreter that does nothing."""
+    """Compare every command with an interpreter that does nothing."""
     bare_s = median(bench.took_s[PASS])
     for case in (HELP, PS, COLD, WARM):
         yield NamedRatio(case.name, Ratio(median(bench.took_s[case]) / bare_s, PASS.name))
 
 
 def environment(home: Path) -> dict[str, str]:
-    """One in which every default path is inside `home`, and nothing else is found."""
+    """An environment in which every default path is inside `home`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "CULM_"))}
     inside = ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
     return {
@@ -135,14 +135,14 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def end_server(home: Path) -> None:
-    """Have the server leave that a `culm run` has started here, and wait until it has."""
+    """Stop the server that `culm run` has started in this home, and wait for its end."""
     path = home / f"culm-{os.getuid()}.sock"
     if not path.exists():
         return
-    with socket.socket(socket.AF_UNIX) as visitor:
-        visitor.connect(str(path))
-        who = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, _, _ = struct.unpack("3i", who)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, _, _ = struct.unpack("3i", peer)
     os.kill(pid, signal.SIGTERM)
     end_s = time.monotonic() + GONE_S
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end_s:
@@ -150,15 +150,15 @@ def end_server(home: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What a person waits for at the prompt.")
-    parser.add_argument("--quick", action="store_true", help="small, to see that it works")
+    parser = argparse.ArgumentParser(description="Measure waiting times at the command line.")
+    parser.add_argument("--quick", action="store_true", help="a few rounds, to check that it works")
     rounds = QUICK_ROUNDS if parser.parse_args().quick else ROUNDS
     start_s = time.monotonic()
     bench = Bench()
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="culm-") as home:
             bench.round(Path(home))
-    lines = [("", "median", "best", "wanted", "")]
+    lines = [("", "median", "best", "target", "")]
     for case, took_s in bench.took_s.items():
         if case.target_s is None:
             wanted = verdict = ""
@@ -170,9 +170,9 @@ def main() -> int:
     result = Result(
         {case.name: took_s for case, took_s in bench.took_s.items()}, describe_machine()
     )
-    keep_result("cli", result, named_ratios(bench))
+    write_result("cli", result, named_ratios(bench))
     print(aligned_table(lines, "<>>><"))
-    print_footing(bench.work, bench.wrong, time.monotonic() - start_s)
+    print_footer(bench.work, bench.wrong, time.monotonic() - start_s)
     return 1 if bench.wrong else 0
 
 

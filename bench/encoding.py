@@ -1,4 +1,4 @@
-"""What one more event costs the real hub when writing costs nothing: the same for any audience."""
+"""CPU cost of one more event in the real hub with free writes, for any number of streams."""
 
 import asyncio
 import time
@@ -16,19 +16,19 @@ from culm.ids import Ids, MessageId, SessionId, WorkspaceId
 from culm.model.base import LanguageModel
 from culm.model.choice import ChosenModel
 from culm.model.local_servers import FoundProviders
-from culm.processes.disabled import NoProcesses
+from culm.processes.base import NoProcesses
 from culm.run.project_context import ContextPaths
 from culm.run.system_prompt import ProjectContext
 from culm.settings import Settings
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
 from culm.tools.files.file_executor import WALL_S, FileExecutor
-from culm.workspace.about import WorkspaceInfo
 from culm.workspace.config import ConfigOrigins
-from culm.workspace.toolbox import Equipment
+from culm.workspace.roots import WorkspaceInfo
+from culm.workspace.toolbox import ServerServices
 from culm.workspace.workspace import open_workspace
 
-EVENTS = 32  # More than one, to tell what an event costs from what a turn costs.
+EVENTS = 32  # More than one, to separate the cost of an event from that of a turn.
 _SESSION = SessionId("01234567-0123-0123-0123-0123456789ab")
 
 
@@ -48,20 +48,20 @@ def _document() -> DocumentFile:
     return DocumentFile(Path("/"))
 
 
-async def _find_nothing(env: Mapping[str, str]) -> FoundProviders:
+async def _find_no_providers(env: Mapping[str, str]) -> FoundProviders:
     return FoundProviders({})
 
 
-async def _look_nowhere(path: Path, paths: ContextPaths, now_s: float) -> ProjectContext:
+async def _no_project_context(path: Path, paths: ContextPaths, now_s: float) -> ProjectContext:
     return ProjectContext(str(path))
 
 
 def _no_model(_: ChosenModel) -> LanguageModel:
-    raise AssertionError("nobody asks one here")
+    raise AssertionError("no model is called here")
 
 
 async def event_us(streams: int, turns: int) -> float:
-    """CPU µs that an event adds to a turn with this many streams."""
+    """Return the CPU time in µs that an event adds to a turn with this many streams."""
     file, clock, ids = MemoryFile(), LoopClock(), Ids()
     about = WorkspaceInfo(WorkspaceId("bench"), Path("/"), "/", Path("/"))
     async with (
@@ -69,11 +69,11 @@ async def event_us(streams: int, turns: int) -> float:
         open_workspace(
             about,
             store,
-            ConfigOrigins(FixedSources({}), (_document(), _document()), _find_nothing),
-            Equipment(
+            ConfigOrigins(FixedSources({}), (_document(), _document()), _find_no_providers),
+            ServerServices(
                 _no_model,
                 lambda context, jobs: {},
-                _look_nowhere,
+                _no_project_context,
                 {},
                 NoProcesses(),
                 FileExecutor(clock, WALL_S),
@@ -91,7 +91,7 @@ async def event_us(streams: int, turns: int) -> float:
         for _ in range(turns):
             one, many = _turn_s(hub, 1), _turn_s(hub, 1 + EVENTS)
             extra.append((many - one) / EVENTS * 1e6)
-            await asyncio.sleep(0)  # Lets the hub's own, now empty, ends of turn run.
+            await asyncio.sleep(0)  # Lets the hub's own callbacks, now without work, run.
     file.close()
     return median(extra)
 

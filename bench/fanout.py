@@ -1,4 +1,4 @@
-"""Does culm cost what it should? Every figure beside a yardstick of the same run, or a bound.
+"""Fan-out, appends and serving: each figure against a yardstick of the same run, or a limit.
 
 Usage: python -m bench.fanout [--quick]     table on stdout, JSON in bench/out/fanout.json
 
@@ -23,10 +23,10 @@ from msgspec import Struct
 
 from bench.appends import Appended, through_sqlite, through_store
 from bench.encoding import event_us
-from bench.ratios import OUT, NamedRatio, Ratio, keep_result
+from bench.ipc import Child, Command, Ready, Received, Spent, open_child
+from bench.ratios import OUT, NamedRatio, Ratio, write_result
 from bench.serving import list_messages, start_once
-from bench.tables import aligned_table, shown_number
-from bench.talk import Child, Command, Ready, Received, Spent, open_child
+from bench.tables import aligned_table, format_number
 
 ROUNDS_MIN = 3
 PACE_S = 1 / 200  # The rate of the latency figure.
@@ -35,9 +35,9 @@ IDLE_S = 1.0  # After this a server has nothing left to do.
 
 
 class Size(Struct, frozen=True):
-    """How much of everything; the full run ends within four minutes, a quick one in 40 s.
+    """The amount of work; a full run takes up to four minutes, a quick one 40 s.
 
-    Many short rounds, because a ratio of neighbours in time survives a noisy machine.
+    Many short rounds, because a ratio of adjacent rounds survives a noisy machine.
     """
 
     rounds: int
@@ -68,7 +68,7 @@ class Row(Struct):
     unit: str
     measured: float
     yardstick: float | None  # None where the bound is absolute.
-    ratio: float | None  # The median of the rounds' ratios: neighbours in time share the noise.
+    ratio: float | None  # The median of the rounds' ratios: adjacent rounds share the noise.
     target: float
     at_least: bool = False
     note: str = ""
@@ -100,7 +100,7 @@ class Pair(Struct):
 @contextmanager
 def open_pair(streams: int, *side: str) -> Generator[Pair]:
     with open_child("publisher", *side) as publisher, open_child("reader") as reader:
-        where = publisher.hear(Ready)
+        where = publisher.receive(Ready)
         reader.ask(Command("open", streams=streams, where=where), Command)
         yield Pair(publisher, reader)
 
@@ -112,12 +112,12 @@ class Bench:
         self.rows: list[Row] = []
         self.wrong = 0
 
-    def _place(self, name: str) -> Path:
+    def _folder_for(self, name: str) -> Path:
         place = self._folder / name
         place.mkdir()
         return place
 
-    def _say(self, what: str) -> None:
+    def _progress(self, what: str) -> None:
         print(f"  {what} …", file=sys.stderr, flush=True)
 
     def _rounds(self) -> Iterator[int]:
@@ -138,14 +138,14 @@ class Bench:
 
     def fan_out(self, streams: int, target: float, *, timed: bool) -> None:
         with ExitStack() as stack:
-            folder = self._place(f"fanout-{streams}")
+            folder = self._folder_for(f"fanout-{streams}")
             culm = stack.enter_context(open_pair(streams, "culm", str(folder)))
             yardstick = stack.enter_context(open_pair(streams, "yardstick"))
             for burst in (1, 16):
-                self._say(f"{streams} streams, bursts of {burst}")
+                self._progress(f"{streams} streams, bursts of {burst}")
                 self._cpu(culm, yardstick, streams, burst, target)
             if timed:
-                self._say(f"{streams} streams, latency at {1 / PACE_S:.0f} events/s")
+                self._progress(f"{streams} streams, latency at {1 / PACE_S:.0f} events/s")
                 self._latency(culm, yardstick, streams)
 
     def _round(self, pair: Pair, command: Command) -> tuple[Spent, Received]:
@@ -187,15 +187,15 @@ class Bench:
     # --- the rest
 
     def encoding(self) -> None:
-        self._say("encoding")
+        self._progress("encoding")
         counts = (1, 100, 500)
         us = {n: uvloop.run(event_us(n, self._size.turns)) for n in counts}
         row = Row("one more event in a turn: N = 500 against N = 1", "µs", 0, 0, 0, 1.5)
         self._compare(row, [us[500]], [us[1]], f"N = 100: {us[100]:.2f} µs")
 
     def appends(self) -> None:
-        self._say("durable appends")
-        folder = self._place("appends")
+        self._progress("durable appends")
+        folder = self._folder_for("appends")
         count = self._size.appends
         sides: tuple[Callable[[Path, int], Appended], ...] = (through_store, through_sqlite)
         per_s: tuple[list[float], list[float]] = ([], [])
@@ -208,8 +208,8 @@ class Bench:
         self._compare(row, per_s[0], per_s[1], "read back and in order")
 
     def serving(self) -> None:
-        self._say("start and rest")
-        folder = self._place("serving")
+        self._progress("start and rest")
+        folder = self._folder_for("serving")
         started = [
             start_once(folder, idle_s=IDLE_S if n == 0 else 0.0) for n in range(self._size.starts)
         ]
@@ -218,8 +218,8 @@ class Bench:
         self._bound(
             "`serve` to the first 200", "s", median(first_s), 0.45, f"best {min(first_s):.2f}"
         )
-        self._say(f"{LISTED:,} messages")
-        listed = list_messages(self._place("listing"), LISTED, self._size.starts)
+        self._progress(f"{LISTED:,} messages")
+        listed = list_messages(self._folder_for("listing"), LISTED, self._size.starts)
         cpu_ms = median(entry.cpu_ms for entry in listed)
         wall_ms = median(entry.wall_ms for entry in listed)
         note = f"{listed[0].megabytes:.1f} MB; {wall_ms:.0f} ms for the client"
@@ -254,8 +254,8 @@ def table(rows: list[Row]) -> str:
         lines.append(
             (
                 row.name,
-                f"{shown_number(row.measured)} {row.unit}",
-                "" if row.yardstick is None else f"{shown_number(row.yardstick)} {row.unit}",
+                f"{format_number(row.measured)} {row.unit}",
+                "" if row.yardstick is None else f"{format_number(row.yardstick)} {row.unit}",
                 "" if row.ratio is None else f"{row.ratio:.2f}",
                 f"{sign} {row.target:g} {unit}",
                 "ok" if row.ok else "MISS",
@@ -266,12 +266,12 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare culm with a yardstick, in one run.")
-    parser.add_argument("--quick", action="store_true", help="a first look, under 40 s")
+    parser = argparse.ArgumentParser(description="Compare culm with a yardstick in the same run.")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, under 40 s")
     size = QUICK if parser.parse_args().quick else FULL
     start_s = time.monotonic()
     OUT.mkdir(exist_ok=True)
-    # Beside the results and not in a temporary directory, which may be memory: fsync must cost.
+    # Not in a temporary directory, which may be in memory: fsync must be real.
     with tempfile.TemporaryDirectory(dir=OUT) as folder:
         bench = Bench(size, Path(folder))
         bench.fan_out(100, 1.5, timed=True)
@@ -280,7 +280,7 @@ def main() -> int:
         bench.appends()
         bench.serving()
     result = Result(bench.rows, bench.wrong, time.monotonic() - start_s, describe_machine())
-    keep_result("fanout", result, named_ratios(result.rows))
+    write_result("fanout", result, named_ratios(result.rows))
     print(table(result.rows))
     print(f"\nlost, reordered or damaged: {result.wrong}; {result.seconds:.0f} s")
     return 1 if result.wrong else 0

@@ -1,4 +1,4 @@
-"""What `fleet.py` measures with: a fleet with real workers, other processes, and what they use."""
+"""The test bed of `fleet.py`: a fleet with real workers, other processes, and their memory."""
 
 import asyncio
 import os
@@ -31,12 +31,12 @@ from culm.processes.client import open_processes
 
 STEP_TIMEOUT_S = 60.0  # The longest single step takes a few seconds.
 END_TIMEOUT_S = 20.0
-WORDS = "four words come back"
-ANSWERED = len(WORDS.split()) + 1  # Events: every word, and that it is complete.
+TEXT = "four words come back"
+ANSWER_EVENTS = len(TEXT.split()) + 1  # Events: every word, and the completion.
 
 
-class Watching(DenyAll):
-    """An overseer that notes when it was told first, and how often."""
+class CountingCallbacks(DenyAll):
+    """`HostCallbacks` that record the time of the first event, and count events and gaps."""
 
     def __init__(self) -> None:
         self.first_ns = 0
@@ -54,7 +54,7 @@ class Watching(DenyAll):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one run."""
+    """The result of one run."""
 
     outcome: Outcome
     events: int
@@ -64,8 +64,8 @@ class Answer:
 
     @property
     def is_echo(self) -> bool:
-        said = self.outcome.status == "completed" and self.outcome.result == f"echo: {WORDS}"
-        return said and self.events == ANSWERED
+        is_complete = self.outcome.status == "completed" and self.outcome.result == f"echo: {TEXT}"
+        return is_complete and self.events == ANSWER_EVENTS
 
 
 class Bed:
@@ -80,20 +80,20 @@ class Bed:
         return [worker.pid for worker in self._fleet.workers if worker.pid is not None]
 
     async def run(self, role: str) -> Answer:
-        """Have the words echoed; a role of its own wants a worker of its own."""
+        """Run an echo; a new role needs a new worker."""
         provision = Provision(
             PROVISION_VERSION,
             Identity("child", role=role, depth=1),
             EchoKind(),
             self._fabric_dir,
         )
-        watching = Watching()
+        callbacks = CountingCallbacks()
         start_ns = time.perf_counter_ns()
-        driven = await self._fleet.run(provision, RunSpec(WORDS), watching, RunControl())
-        return _answer(driven.outcome, watching, start_ns)
+        driven = await self._fleet.run(provision, RunSpec(TEXT), callbacks, RunControl())
+        return _answer(driven.outcome, callbacks, start_ns)
 
     async def run_many(self, role: str, runs: int) -> list[Answer]:
-        """All at once."""
+        """Start so many runs at once."""
         async with asyncio.timeout(STEP_TIMEOUT_S), asyncio.TaskGroup() as group:
             tasks = [group.create_task(self.run(role)) for _ in range(runs)]
         return [task.result() for task in tasks]
@@ -101,7 +101,7 @@ class Bed:
 
 @asynccontextmanager
 async def open_bed(folder: Path, idle_max: int) -> AsyncGenerator[Bed]:
-    """A warm zygote, and a pool in which so many workers may wait."""
+    """A fleet with a pool of at most so many idle workers."""
     clock = LoopClock()
     bounds = FleetBounds(pool=PoolBounds(idle_per_key_max=idle_max, idle_max=idle_max))
     async with (
@@ -113,39 +113,39 @@ async def open_bed(folder: Path, idle_max: int) -> AsyncGenerator[Bed]:
 
 
 async def run_on(link: Link, spec: RunSpec) -> Answer:
-    """One run over a link that is there."""
-    watching = Watching()
+    """Run over an open link."""
+    callbacks = CountingCallbacks()
     start_ns = time.perf_counter_ns()
     async with asyncio.timeout(STEP_TIMEOUT_S):
-        driven = await drive(link, spec, watching, RunControl(), LoopClock())
-    return _answer(driven.outcome, watching, start_ns)
+        driven = await drive(link, spec, callbacks, RunControl(), LoopClock())
+    return _answer(driven.outcome, callbacks, start_ns)
 
 
 async def connect_many(endpoint: str, links: int) -> list[Link]:
-    """One after the other: a worker lets only so many wait for it."""
+    """Connect one after the other: the listen backlog of a worker is limited."""
     return [await connect_websocket(endpoint) for _ in range(links)]
 
 
 async def run_echoes(links: list[Link]) -> list[Answer]:
-    """One run on each, all at once."""
+    """Start one run on each link at once."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(run_on(link, RunSpec(WORDS))) for link in links]
+        tasks = [group.create_task(run_on(link, RunSpec(TEXT))) for link in links]
     return [task.result() for task in tasks]
 
 
-def _answer(outcome: Outcome, watching: Watching, start_ns: int) -> Answer:
-    first_ms = (watching.first_ns - start_ns) / 1e6
+def _answer(outcome: Outcome, callbacks: CountingCallbacks, start_ns: int) -> Answer:
+    first_ms = (callbacks.first_ns - start_ns) / 1e6
     took_ms = (time.perf_counter_ns() - start_ns) / 1e6
-    return Answer(outcome, watching.events, watching.gaps, first_ms, took_ms)
+    return Answer(outcome, callbacks.events, callbacks.gaps, first_ms, took_ms)
 
 
 # --- other processes
 
 
 def spawn_bare(processes: int = 1) -> None:
-    """So many interpreters that do nothing, started at once and collected.
+    """Start so many interpreters that do nothing at once, and wait for them.
 
-    By `vfork`, as `subprocess` does it: after a fork we would be slower ourselves for a while.
+    With `vfork`, as `subprocess` does: after a fork this process would be slower for a while.
     """
     started = [subprocess.Popen((sys.executable, "-c", "pass")) for _ in range(processes)]
     for process in started:
@@ -154,7 +154,7 @@ def spawn_bare(processes: int = 1) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A process that takes assignments."""
+    """A process that accepts assignments."""
 
     pid: int
     endpoint: str
@@ -162,14 +162,14 @@ class Serving:
 
 @asynccontextmanager
 async def open_sender() -> AsyncGenerator[Serving]:
-    """A worker that tells as many events as it is asked for."""
+    """A worker that sends as many events as requested."""
     async with _open_serving("-m", "bench.fleet_sender") as serving:
         yield serving
 
 
 @asynccontextmanager
 async def open_service(folder: Path) -> AsyncGenerator[Serving]:
-    """`culm agent serve`, which many may call at once."""
+    """`culm agent serve`, for many connections at once."""
     options = ("--role", "bench", "--executor", "echo", "--no-auth", "--data-dir", str(folder))
     async with _open_serving("-m", "culm", "agent", "serve", *options) as serving:
         yield serving
@@ -198,13 +198,13 @@ async def _open_serving(*args: str) -> AsyncGenerator[Serving]:
             await process.communicate()
 
 
-# --- what a process uses
+# --- memory
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    pss_mb: float  # Shared pages are divided by those who share them.
-    own_mb: float  # In no other process.
+    pss_mb: float  # Shared pages are divided among the processes.
+    own_mb: float  # Private pages.
 
 
 def memory_of(pid: int) -> Memory:
@@ -221,7 +221,7 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def is_there(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,6 +1,6 @@
-"""A worker for `fleet.py` that tells as many events as it is asked for.
+"""A worker for `fleet.py` that sends as many events as requested.
 
-Usage: fleet_sender.py     (a child: says on stdout where it listens; ends when stdin does)
+Usage: fleet_sender.py     (a child: prints its endpoint on stdout; ends when stdin does)
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from culm.fleet.protocol.frames import Batch, EventBatch, EventFrame, RunSpec, e
 from culm.fleet.worker_server.base import ServeMany
 from culm.wire.codec import decode, encode
 
-EVENT_BYTES = 300  # As a frame of its own.
+EVENT_BYTES = 300  # The size of a whole frame.
 
 
-class Telling(Struct, frozen=True):
-    """What an assignment asks for, as JSON."""
+class SendRequest(Struct, frozen=True):
+    """The content of an assignment, as JSON."""
 
     events: int
     type: str
     content: str
-    burst: int  # So many, and then a pause; 0 is all of them without one.
+    burst: int  # Events before each pause; 0: no pause.
     pause_s: float
 
 
@@ -33,17 +33,17 @@ class Stream(Struct, frozen=True):
     """A kind of traffic."""
 
     name: str
-    type: str  # By which a host knows whether an event may be dropped, or wait for others.
-    epoch: int  # 0 is a host that does not number events.
+    type: str  # Decides whether an event may be dropped or batched.
+    epoch: int  # 0: the host does not number events.
     burst: int = 0
     pause_s: float = 0.0
 
     def spec(self, events: int) -> RunSpec:
-        """The assignment to send so many."""
+        """Return an assignment to send so many events."""
         around = len(_frame(self.type, "", self.epoch))
         content = "x" * (EVENT_BYTES - around)
-        telling = Telling(events, self.type, content, self.burst, self.pause_s)
-        return RunSpec(encode(telling).decode(), execution_epoch=self.epoch)
+        request = SendRequest(events, self.type, content, self.burst, self.pause_s)
+        return RunSpec(encode(request).decode(), execution_epoch=self.epoch)
 
 
 def _frame(kind: str, content: str, epoch: int) -> bytes:
@@ -64,13 +64,13 @@ class Sender:
         cancel: CancelToken,
         host: RunHost,
     ) -> Outcome:
-        telling = decode(spec.assignment.encode(), Telling)
-        event = {"type": telling.type, "content": telling.content}
-        for number in range(1, telling.events + 1):
+        request = decode(spec.assignment.encode(), SendRequest)
+        event = {"type": request.type, "content": request.content}
+        for number in range(1, request.events + 1):
             await events.emit(event)
-            if telling.burst and number % telling.burst == 0:
-                await asyncio.sleep(telling.pause_s)
-        return completed(str(telling.events))
+            if request.burst and number % request.burst == 0:
+                await asyncio.sleep(request.pause_s)
+        return completed(str(request.events))
 
 
 async def main() -> None:

@@ -1,6 +1,6 @@
-"""The text inside a benchmark's event: number, time and a flag at fixed places from the end.
+"""The text in an event of a benchmark: number, time and a flag at fixed offsets from the end.
 
-The reader finds them without parsing; what it has of the first stream it parses whole afterwards.
+The reader finds them without parsing; the first stream is parsed completely afterwards.
 """
 
 import msgspec
@@ -12,10 +12,10 @@ from culm.wire.events import MessageDelta
 
 FRAME_BYTES = 300
 DRAFTS = 16  # Deltas of one part in one loop turn become one, so a burst needs a part per event.
-_TAIL = b'"}}}\n\n'  # What follows the text in a delta frame.
+_TAIL = b'"}}}\n\n'  # The end of a delta frame after the text.
 
 MORE, LAST, COUNT, TIME = ".", "E", "C", "T"
-# The last event of a burst; the beginning of a round that is counted, or timed.
+# The last event of a burst; the start of a counted or timed round.
 LAST_END, COUNT_END, TIME_END = (flag.encode() + _TAIL for flag in (LAST, COUNT, TIME))
 _NS = slice(-len(_TAIL) - 20, -len(_TAIL) - 1)
 END_BYTES = 12  # A heartbeat may follow a frame within one read.
@@ -35,12 +35,12 @@ def text(seq: int, flag: str, now_ns: int = 0) -> str:
 
 
 def texts(bursts: int, burst: int) -> list[str]:
-    """A whole round, made before it is measured."""
+    """Return the texts of a whole round, made before it is measured."""
     return [text(n, LAST if n % burst == burst - 1 else MORE) for n in range(bursts * burst)]
 
 
 def sent_ns(data: bytes) -> int:
-    """When the last event in `data` was published; raises ValueError if it is cut."""
+    """Return the publishing time of the last event in `data`; raise ValueError if it is cut."""
     return int(data[_NS])
 
 
@@ -54,17 +54,17 @@ class _Outer(Struct):
 
 
 def count_wrong(stream: bytes) -> tuple[int, int]:
-    """How many events a stream held, and how many of them are not the next one."""
+    """Return the number of events in a stream, and how many of them are out of order."""
     wrong = events = 0
     offsets: dict[str, int] = {}
     for frame in stream.split(b"\n\n"):
         if not frame.startswith(b"data: "):
             continue
         outer = msgspec.json.decode(frame[6:], type=_Outer)
-        told = outer.payload.payload
-        seq = int(told.text[-30:-20])
-        expected = offsets.get(told.message_id, told.offset)
-        offsets[told.message_id] = told.offset + len(told.text)
-        wrong += outer.type != "message_delta" or seq != events or told.offset != expected
+        event = outer.payload.payload
+        seq = int(event.text[-30:-20])
+        expected = offsets.get(event.message_id, event.offset)
+        offsets[event.message_id] = event.offset + len(event.text)
+        wrong += outer.type != "message_delta" or seq != events or event.offset != expected
         events += 1
     return events, wrong

@@ -1,11 +1,11 @@
-"""What does a request cost? `culm serve` beside a bare aiohttp server, in one run.
+"""The cost of a request: `culm serve` compared with a bare aiohttp server in the same run.
 
 Usage: python -m bench.http [--quick]     table on stdout, JSON in bench/out/http.json
 
-Exit status 1 if an answer was wrong or a descriptor was not given back; a missed target is only
+Exit status 1 if an answer was wrong or a descriptor was leaked; a missed target is only
 reported, as this machine may be busy. What is measured and how: docs/benchmarks.md.
 
-Run as a module: started by its path, this file would hide the standard library's `http`.
+Run it as a module: started by its path, this file would hide the standard library's `http`.
 """
 
 import argparse
@@ -27,33 +27,33 @@ import msgspec
 from msgspec import Struct
 
 from bench.fanout import ROUNDS_MIN, Row, describe_machine, named_ratios, table
-from bench.ratios import OUT, NamedRatio, Ratio, keep_result
+from bench.ipc import Child, Command, end, open_child
+from bench.ratios import OUT, NamedRatio, Ratio, write_result
 from bench.serving import REQUEST_TIMEOUT_S
-from bench.talk import Child, Command, end, open_child
 from bench.traffic import Drove, Pages, Place, Plan, cpu_s, raise_file_limit
 
 START_TIMEOUT_S = 30.0
-QUIET_S = 0.25  # A server that used no CPU for this long has settled ...
+QUIET_S = 0.25  # A server that used no CPU for this long is idle ...
 QUIET_CPU_S = 0.002
 SETTLE_MAX_S = 20.0  # ... and is not waited for longer than this.
-WARM_STREAMS = 20  # What only the first streams cost is not counted per stream.
+WARM_STREAMS = 20  # Warm-up: the extra cost of the first streams is not counted.
 SETTINGS = {
-    "clients_max": 2000,  # 1,000 streams, each of its own client, and the one that keeps it open.
-    "detach_grace_s": 1.0,  # Clients that left are forgotten while we wait for it.
+    "clients_max": 2000,  # 1,000 streams of one client each, and the client that keeps it open.
+    "detach_grace_s": 1.0,  # Disconnected clients are dropped while we wait.
     "linger_s": 600.0,
 }
 
 
 class Size(Struct, frozen=True):
-    """How much of everything; the full run ends within three minutes, a quick one in 40 s.
+    """The amount of work; a full run takes up to three minutes, a quick one 40 s.
 
-    Many rounds of a twentieth of a second, because a ratio of neighbours survives a noisy machine.
+    Many rounds of 50 ms, because a ratio of adjacent rounds survives a noisy machine.
     """
 
     rounds: int
     requests: int  # Per round.
     cycles: int
-    openings: int  # Cycles that really open and close.
+    openings: int  # Cycles that open and close the workspace.
     streams: int
     section_s: float  # A busy machine gets fewer rounds, but never fewer than three.
 
@@ -76,7 +76,7 @@ class Extra(Struct):
 class Result(Struct):
     rows: list[Row]
     extras: list[Extra]
-    wrong: int  # Answers that were not the expected ones, and descriptors not given back.
+    wrong: int  # Unexpected answers, and leaked descriptors.
     seconds: float
     machine: dict[str, str]
 
@@ -116,7 +116,7 @@ class Culm:
         return str(path)
 
     def create(self, directory: str, client_id: str) -> tuple[str, str]:
-        """Path and description of a workspace that the client has a claim on."""
+        """Create a workspace for a client; return its path and description."""
         shown = self.ask("POST", "/v1/workspaces", {"path": directory, "client_id": client_id})
         workspace_id: str = msgspec.json.decode(shown)["id"]
         return f"/v1/workspaces/{workspace_id}", shown
@@ -145,7 +145,7 @@ class Culm:
 
 @contextmanager
 def open_culm(folder: Path) -> Generator[Culm]:
-    """Run the server as a person starts it: TCP with its token, and a unix socket."""
+    """Run `culm serve` with TCP and its token, and a unix socket."""
     folder.mkdir()
     settings = folder / "settings.json"
     settings.write_bytes(msgspec.json.encode(SETTINGS))
@@ -162,11 +162,11 @@ def open_culm(folder: Path) -> Generator[Culm]:
         late.start()
         try:
             assert process.stdout is not None, "opened with a pipe"
-            said = [process.stdout.readline().decode() for _ in range(2)]
+            lines = [process.stdout.readline().decode() for _ in range(2)]
             late.cancel()
-            found = re.fullmatch(r"listening tcp://127\.0\.0\.1:(\d+)\n", said[0])
-            if found is None or not said[1]:
-                raise RuntimeError(f"culm serve said {said!r}")
+            found = re.fullmatch(r"listening tcp://127\.0\.0\.1:(\d+)\n", lines[0])
+            if found is None or not lines[1]:
+                raise RuntimeError(f"culm serve printed {lines!r}")
             token = (data / "token").read_text().strip()
             place = Place(process.pid, int(found[1]), unix, token)
             with closing(Culm(place, folder)) as culm:
@@ -183,7 +183,7 @@ def open_bare(culm: Culm, bodies: dict[str, str], first: str = "data: {}\n\n") -
         bodies = {culm.workspace: culm.shown, **bodies}
         pages = Pages(unix, culm.place.token, bodies, culm.workspace, first)
         with open_child("traffic", "bare", msgspec.json.encode(pages).decode()) as child:
-            yield child.hear(Place)
+            yield child.receive(Place)
 
 
 def open_driver(role: str, plan: Plan) -> AbstractContextManager[Child]:
@@ -198,7 +198,7 @@ class Bench:
         self.extras: list[Extra] = []
         self.wrong = 0
 
-    def _say(self, what: str) -> None:
+    def _progress(self, what: str) -> None:
         print(f"  {what} …", file=sys.stderr, flush=True)
 
     def _rounds(self) -> Iterator[int]:
@@ -213,7 +213,7 @@ class Bench:
         return drove
 
     def _pairs(self, ours: Child, theirs: Child, count: int) -> list[tuple[Drove, Drove]]:
-        """Rounds of both sides in turn; the first one warms up."""
+        """Run rounds of both sides in turn after a warm-up."""
         for child in (ours, theirs):
             self._drive(child, count)
         return [(self._drive(ours, count), self._drive(theirs, count)) for _ in self._rounds()]
@@ -240,7 +240,7 @@ class Bench:
             for unix in (False, True):
                 for path, name in names.items():
                     name = f"{name}, {'unix' if unix else 'TCP'}"
-                    self._say(name)
+                    self._progress(name)
                     self._get(name, culm.place, bare, path, unix=unix, aimed=path != stored)
 
     def _get(
@@ -273,7 +273,7 @@ class Bench:
                 Extra(row.name, row.unit, row.measured, row.yardstick, row.ratio, row.note)
             )
 
-    # --- a client that comes and goes
+    # --- clients that connect and disconnect
 
     def cycles(self) -> None:
         with ExitStack() as stack:
@@ -281,14 +281,14 @@ class Bench:
             bare = stack.enter_context(open_bare(culm, {}))
             for unix in (False, True):
                 by = "unix" if unix else "TCP"
-                self._say(f"create, attach, detach, release, {by}")
+                self._progress(f"create, attach, detach, release, {by}")
                 plan = Plan(culm.place, unix, culm.workspace, culm.directory)
                 bare_plan = Plan(bare, unix, culm.workspace, culm.directory)
                 self._cycle(f"join, attach, detach, release, {by}", plan, bare_plan)
             directory, client_id = culm.make_directory("opened"), str(uuid.uuid4())
             workspace, _ = culm.create(directory, client_id)
             culm.ask("DELETE", f"{workspace}?client_id={client_id}")
-            self._say("the same with opening and closing the workspace")
+            self._progress("the same with opening and closing the workspace")
             self._open_and_close(Plan(culm.place, unix=False, path=workspace, directory=directory))
 
     def _cycle(self, name: str, plan: Plan, bare_plan: Plan) -> None:
@@ -319,30 +319,32 @@ class Bench:
             note = f"lowest round {min(each_ms):.2f} ms"
             self.extras.append(Extra(f"{name}: {what}", "ms", median(each_ms), note=note))
 
-    # --- clients that only stay
+    # --- idle clients
 
     def streams(self) -> None:
         for view in ("crush", "delta"):
             with open_culm(self._folder / f"streams-{view}") as culm:
-                self._say(f"{self._size.streams:,} idle streams, view={view}")
-                self._stay(Plan(culm.place, unix=False, path=culm.workspace, view=view), "")
+                self._progress(f"{self._size.streams:,} idle streams, view={view}")
+                self._hold_streams(Plan(culm.place, unix=False, path=culm.workspace, view=view), "")
                 if view == "crush":
-                    self._say(f"{self._size.streams:,} idle streams, bare aiohttp")
+                    self._progress(f"{self._size.streams:,} idle streams, bare aiohttp")
                     with open_bare(culm, {}) as bare:
-                        self._stay(Plan(bare, unix=False, path=culm.workspace), "bare aiohttp")
+                        self._hold_streams(
+                            Plan(bare, unix=False, path=culm.workspace), "bare aiohttp"
+                        )
 
-    def _stay(self, plan: Plan, whose: str) -> None:
+    def _hold_streams(self, plan: Plan, server: str) -> None:
         count, pid = self._size.streams, plan.place.pid
         with open_driver("streams", plan) as driver:
             self._attach(driver, WARM_STREAMS)
             self._detach(driver)
-            settle(pid)
+            wait_idle(pid)
             before = measure_memory(pid)
             drove = self._attach(driver, count)
-            settle(pid)
+            wait_idle(pid)
             during = measure_memory(pid)
             self._detach(driver)
-            after = settle(pid, files=before.files)
+            after = wait_idle(pid, files=before.files)
         if after.files != before.files:
             self.wrong += 1
         each_kb = (during.rss_kb - before.rss_kb) / count
@@ -352,8 +354,8 @@ class Bench:
             f"PSS {(during.pss_kb - before.pss_kb) / count:.1f} kB; RSS {megabytes} MB; "
             f"descriptors {files}; attaching {drove.cpu_s / count * 1e3:.2f} ms CPU"
         )
-        name = f"{count:,} idle streams, {whose or f'view={plan.view}'}: each"
-        if whose:
+        name = f"{count:,} idle streams, {server or f'view={plan.view}'}: each"
+        if server:
             self.extras.append(Extra(name, "kB", each_kb, note=note))
         else:
             self.rows.append(Row(name, "kB", each_kb, None, None, 60.0, note=note))
@@ -367,15 +369,15 @@ class Bench:
         self.wrong += driver.ask(Command("detach"), Drove).wrong
 
 
-def settle(pid: int, files: int | None = None) -> Memory:
-    """Wait, bounded, until a server rests, and has as few descriptors if `files` says so."""
+def wait_idle(pid: int, files: int | None = None) -> Memory:
+    """Wait, with a limit, until a server is idle and has `files` descriptors, if given."""
     end_s = time.monotonic() + SETTLE_MAX_S
     while True:
         before_s = cpu_s(pid)
         time.sleep(QUIET_S)
         memory = measure_memory(pid)
-        rests = cpu_s(pid) - before_s < QUIET_CPU_S and files in (None, memory.files)
-        if rests or time.monotonic() > end_s:
+        is_idle = cpu_s(pid) - before_s < QUIET_CPU_S and files in (None, memory.files)
+        if is_idle or time.monotonic() > end_s:
             return memory
 
 
@@ -390,20 +392,20 @@ def extra_ratios(extras: list[Extra]) -> Iterator[NamedRatio]:
 def extra_lines(extras: list[Extra]) -> str:
     lines: list[str] = []
     for extra in extras:
-        words = [f"{extra.name} {extra.measured:.3g} {extra.unit}"]
+        parts = [f"{extra.name} {extra.measured:.3g} {extra.unit}"]
         if extra.yardstick is not None:
-            words.append(f"bare aiohttp {extra.yardstick:.3g} {extra.unit}")
+            parts.append(f"bare aiohttp {extra.yardstick:.3g} {extra.unit}")
         if extra.ratio is not None:
-            words.append(f"ratio {extra.ratio:.2f}")
+            parts.append(f"ratio {extra.ratio:.2f}")
         if extra.note:
-            words.append(extra.note)
-        lines.append("; ".join(words))
+            parts.append(extra.note)
+        lines.append("; ".join(parts))
     return "\n".join(lines)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare requests with a bare server's.")
-    parser.add_argument("--quick", action="store_true", help="a first look, under 40 s")
+    parser = argparse.ArgumentParser(description="Compare requests with those of a bare server.")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, under 40 s")
     size = QUICK if parser.parse_args().quick else FULL
     start_s = time.monotonic()
     raise_file_limit()  # Children inherit it.
@@ -415,10 +417,10 @@ def main() -> int:
         bench.streams()
     seconds = time.monotonic() - start_s
     result = Result(bench.rows, bench.extras, bench.wrong, seconds, describe_machine())
-    keep_result("http", result, [*named_ratios(result.rows), *extra_ratios(result.extras)])
+    write_result("http", result, [*named_ratios(result.rows), *extra_ratios(result.extras)])
     print(table(result.rows))
     print(f"\nwithout a target:\n{extra_lines(result.extras)}")
-    print(f"\nwrong answers, descriptors not given back: {result.wrong}; {seconds:.0f} s")
+    print(f"\nwrong answers, leaked descriptors: {result.wrong}; {seconds:.0f} s")
     return 1 if result.wrong else 0
 
 

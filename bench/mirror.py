@@ -1,7 +1,7 @@
-"""What a client spends on following: deltas a second on one core, and memory for a long history.
+"""The cost of a mirror in a client: deltas per second on one core, and memory of a history.
 
 python -m bench.mirror            the figures of docs/benchmarks.md; JSON in bench/out/mirror.json
-python -m bench.mirror --quick    the same, smaller, to see that it works
+python -m bench.mirror --quick    smaller, to check that it works
 """
 
 import argparse
@@ -17,9 +17,9 @@ from statistics import median
 import msgspec
 
 from bench.fanout import describe_machine
-from bench.ratios import NamedRatio, against_work, keep_result
+from bench.ratios import NamedRatio, against_work, write_result
 from bench.runs_yardstick import work_us
-from bench.tables import aligned_table, print_footing, shown_number
+from bench.tables import aligned_table, format_number, print_footer
 from culm.client.mirror import Mirror
 from culm.client.stream import ServerEvent, SseParser
 from culm.events.views import encode_delta
@@ -39,10 +39,10 @@ from culm.wire.messages import (
     ToolResult,
     ToolResultPart,
 )
-from culm.wire.state import Snapshot, StoreHealth
+from culm.wire.workspaces import Snapshot, StoreHealth
 
-DELTA = "word "  # As a model's token is long.
-READ_BYTES = 1 << 16  # What a socket gives at once.
+DELTA = "word "  # The length of a typical token.
+READ_BYTES = 1 << 16  # The size of one read.
 LONGER = 5
 TARGET_DELTAS = 50_000
 TARGET_MB = 40.0
@@ -51,9 +51,9 @@ _SESSION = SessionId("01234567-0123-0123-0123-0123456789ab")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    messages: int  # That grow side by side ...
+    messages: int  # That grow in parallel ...
     chars: int  # ... to so many characters each.
-    history: int  # Messages that are only held.
+    history: int  # Messages that are only kept.
     rounds: int
 
 
@@ -65,7 +65,7 @@ QUICK = Size(messages=2, chars=2_000, history=500, rounds=2)
 
 
 def frames(size: Size) -> list[bytes]:
-    """What a server sends while several answers grow, cut as a socket cuts it."""
+    """Return the data that a server sends while several answers grow, in reads of a socket."""
     ids = [MessageId(f"{_SESSION[:-2]}{n:02d}") for n in range(size.messages)]
     whole = b"".join(
         encode_delta(MessageDelta(message_id, _SESSION, 1, 0, "text", offset, DELTA))
@@ -75,8 +75,8 @@ def frames(size: Size) -> list[bytes]:
     return [whole[at : at + READ_BYTES] for at in range(0, len(whole), READ_BYTES)]
 
 
-def begun(size: Size) -> Mirror:
-    """A mirror that knows of the answers, which say nothing yet."""
+def empty_mirror(size: Size) -> Mirror:
+    """A mirror with the answers, which are empty yet."""
     mirror = Mirror()
     for n in range(size.messages):
         message_id = MessageId(f"{_SESSION[:-2]}{n:02d}")
@@ -85,29 +85,29 @@ def begun(size: Size) -> Mirror:
 
 
 def follow(mirror: Mirror, data: list[bytes]) -> int:
-    """Take in everything; returns how many events that was."""
-    lines, taken = SseParser(), 0
+    """Apply all events; return their number."""
+    parser, count = SseParser(), 0
     for piece in data:
-        for told in lines.feed(piece):
-            assert mirror.apply(told) is None, "a delta did not fit"
-            taken += 1
-    return taken
+        for event in parser.feed(piece):
+            assert mirror.apply(event) is None, "a delta did not fit"
+            count += 1
+    return count
 
 
 def deltas_s(size: Size, data: list[bytes]) -> float:
-    """Deltas a second of CPU, from bytes to a mirror."""
-    mirror = begun(size)
+    """Return deltas per second of CPU, from bytes to a mirror."""
+    mirror = empty_mirror(size)
     start_s = time.process_time()
-    taken = follow(mirror, data)
+    count = follow(mirror, data)
     took_s = time.process_time() - start_s
     for message in mirror.messages.values():
         (part,) = message.parts
         assert isinstance(part, TextPart)
-        assert len(part.data.text) == size.chars, "some of it is missing"
-    return taken / took_s
+        assert len(part.data.text) == size.chars, "text is missing"
+    return count / took_s
 
 
-# --- holding
+# --- memory
 
 
 def history(count: int) -> Iterator[Message]:
@@ -140,7 +140,7 @@ def _parts(n: int) -> list[Part]:
             return [TextPart(Text(text)), done]
 
 
-def told_history(count: int) -> Iterator[ServerEvent]:
+def event_history(count: int) -> Iterator[ServerEvent]:
     for n, message in enumerate(history(count)):
         yield ServerEvent("message", "created", msgspec.Raw(encode(message)), f"epoch.{n + 1}")
 
@@ -164,14 +164,14 @@ def rss_mb() -> float:
     return int(fields[1]) * 4096 / 1e6
 
 
-def hold(count: int, way: str) -> float:
-    """MB that a mirror of so many messages adds to this process."""
+def measure_mb(count: int, way: str) -> float:
+    """Return the MB that a mirror of so many messages adds to this process."""
     mirror = Mirror()
     gc.collect()
     before = rss_mb()
     if way == "events":
-        for told in told_history(count):
-            mirror.apply(told)
+        for event in event_history(count):
+            mirror.apply(event)
     else:
         mirror.load(decode(snapshot_of(count), Snapshot[Message]))
     gc.collect()
@@ -180,18 +180,18 @@ def hold(count: int, way: str) -> float:
 
 
 def held_mb(count: int, way: str) -> float:
-    """The same in a process of its own, in which nothing was freed before."""
+    """Measure it in a new process, in which nothing was freed before."""
     command = [sys.executable, "-m", "bench.mirror", "--hold", str(count), "--way", way]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-# --- the whole
+# --- results
 
 
 class Result(msgspec.Struct):
     rates: list[float]
     long_rates: list[float]
-    told_mb: float
+    events_mb: float
     loaded_mb: float
     machine: dict[str, str]
 
@@ -199,7 +199,7 @@ class Result(msgspec.Struct):
 def named_ratios(
     rates: list[float], long_rates: list[float], work: list[float]
 ) -> Iterator[NamedRatio]:
-    """Deltas as the time that each takes."""
+    """Convert rates to the time of one delta."""
     yield from against_work("a delta taken in", 1e6 / median(rates), "µs", work)
     yield from against_work(
         "a delta of a long answer taken in", 1e6 / median(long_rates), "µs", work
@@ -207,17 +207,17 @@ def named_ratios(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a client spends on following.")
-    parser.add_argument("--quick", action="store_true", help="small, to see that it works")
+    parser = argparse.ArgumentParser(description="Measure the mirror of a client.")
+    parser.add_argument("--quick", action="store_true", help="smaller, to check that it works")
     parser.add_argument("--hold", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--way", default="events", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.hold:
-        print(hold(given.hold, given.way))
+        print(measure_mb(given.hold, given.way))
         return
     size = QUICK if given.quick else FULL
     start_s = time.monotonic()
-    # A text is copied when it grows: whether that matters is seen on longer ones.
+    # A text is copied when it grows: longer ones show whether that matters.
     long = replace(size, chars=size.chars * LONGER)
     data, long_data = frames(size), frames(long)
     work: list[float] = []
@@ -227,22 +227,22 @@ def main() -> None:
         work.append(work_us())
         rates.append(deltas_s(size, data))
         long_rates.append(deltas_s(long, long_data))
-    told, loaded = (held_mb(size.history, way) for way in ("events", "snapshot"))
+    events_mb, loaded_mb = (held_mb(size.history, way) for way in ("events", "snapshot"))
     lines = [
-        ("", "measured", "wanted"),
-        ("deltas a second on one core", shown_number(median(rates)), f"≥ {TARGET_DELTAS:,}"),
-        ("  the slowest round", shown_number(min(rates)), ""),
-        (f"  of answers {LONGER} times as long", shown_number(median(long_rates)), ""),
-        (f"{size.history:,} messages as events (MB)", f"{told:.1f}", f"≤ {TARGET_MB:g}"),
-        (f"{size.history:,} messages as a snapshot (MB)", f"{loaded:.1f}", f"≤ {TARGET_MB:g}"),
+        ("", "measured", "target"),
+        ("deltas a second on one core", format_number(median(rates)), f"≥ {TARGET_DELTAS:,}"),
+        ("  the slowest round", format_number(min(rates)), ""),
+        (f"  of answers {LONGER} times as long", format_number(median(long_rates)), ""),
+        (f"{size.history:,} messages as events (MB)", f"{events_mb:.1f}", f"≤ {TARGET_MB:g}"),
+        (f"{size.history:,} messages as a snapshot (MB)", f"{loaded_mb:.1f}", f"≤ {TARGET_MB:g}"),
     ]
-    keep_result(
+    write_result(
         "mirror",
-        Result(rates, long_rates, told, loaded, describe_machine()),
+        Result(rates, long_rates, events_mb, loaded_mb, describe_machine()),
         named_ratios(rates, long_rates, work),
     )
     print(aligned_table(lines, "<>>"))
-    print_footing(work, [], time.monotonic() - start_s)
+    print_footer(work, [], time.monotonic() - start_s)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What does it cost to talk to a provider? CPU per delta, the first use, and a long history.
+"""The cost of model adapters: CPU per delta, the first use, and a long history.
 
 Usage: python -m bench.models [--quick] [--sdk-python PATH]
        table on stdout, JSON in bench/out/models.json
 
-The openai package is measured beside our adapters where this interpreter has it, or another one
-that is named. Exit status 1 if text was lost; a missed target is only reported, as this machine
-may be busy. What is measured and how: docs/benchmarks.md.
+The openai package is measured as well if this interpreter has it, or the one of --sdk-python. Exit
+status 1 if text was lost; a missed target is only reported, as this machine may be busy. What is
+measured and how: docs/benchmarks.md.
 """
 
 import argparse
@@ -24,13 +24,13 @@ import uvloop
 from msgspec import Struct
 
 from bench.fanout import describe_machine
+from bench.ipc import Child, Command, end, open_child
 from bench.models_history import Prepared, conversation, prepare
 from bench.models_sides import ADAPTERS, BARE, Read, why_not
-from bench.ratios import OUT, NamedRatio, Ratio, against_work, keep_result
+from bench.ratios import OUT, NamedRatio, Ratio, against_work, write_result
 from bench.runs_host import Cores, ScriptedModel, open_model, share_cores
 from bench.runs_yardstick import work_us
 from bench.tables import aligned_table
-from bench.talk import Child, Command, end, open_child
 from culm.testing.script import Reply
 
 SDK = "openai package"
@@ -40,7 +40,7 @@ STREAMS, RATE = 200, 50.0  # The scripted model still sends each delta by itself
 
 
 class Size(Struct, frozen=True):
-    """How much of everything; the full run takes two to four minutes, a quick one half of one."""
+    """The amount of work; a full run takes two to four minutes, a quick one half a minute."""
 
     rounds: int
     tokens: int  # Flat out, on one stream.
@@ -72,8 +72,8 @@ class Row(Struct):
 class Result(Struct):
     rows: list[Row]
     skipped: list[str]
-    wrong: int  # Times that more or less text came than was sent.
-    work_us: list[float]  # The same plain work before every round: what the machine was like.
+    wrong: int  # Reads with more or less text than was sent.
+    work_us: list[float]  # The same plain work before every round, as a measure of the machine.
     seconds: float
     machine: dict[str, str]
 
@@ -95,7 +95,7 @@ class Bench:
             self._add(f"one stream flat out: {side}, CPU per delta", "µs", values, target)
 
     def paced(self) -> None:
-        """Every delta is a wake-up of its own, which costs more than whatever is done with it."""
+        """At a pace every delta is a separate wake-up, which costs more than its processing."""
         size = self._size
         us = self._rounds(size.paced_rounds, STREAMS, size.paced_tokens, RATE)
         where = f"{STREAMS} streams of {RATE:g}/s"
@@ -116,16 +116,16 @@ class Bench:
         """
         found: dict[str, list[float]] = {side: [] for side in self._sides}
         for number in range(rounds):
-            _say(f"{streams} streams at {rate:g}/s, round {number + 1}")
+            _progress(f"{streams} streams at {rate:g}/s, round {number + 1}")
             for side, child in self._sides.items():
                 self.work_us.append(work_us())
-                # What asking costs is not what a delta costs. The first time also opens the
+                # The cost of a request itself is subtracted. The first one also opens the
                 # connections, which then stay open.
                 if not number:
                     self._read(child, streams, 1, 0.0)
                 asking = self._read(child, streams, 1, 0.0)
                 whole = self._read(child, streams, tokens, rate)
-                # At a pace a busy machine lets some deltas come together, which is cheaper.
+                # On a busy machine some paced deltas arrive together, which is cheaper.
                 pieces = whole.wakes - asking.wakes if rate else streams * (tokens - 1)
                 found[side].append((whole.cpu_s - asking.cpu_s) / pieces * 1e6)
         return found
@@ -140,7 +140,7 @@ class Bench:
     def first_use(self, names: list[str]) -> None:
         took_ms: dict[str, list[float]] = {name: [] for name in names}
         for number in range(self._size.starts):
-            _say(f"first use, round {number + 1}")
+            _progress(f"first use, round {number + 1}")
             for name, values in took_ms.items():
                 ran = subprocess.run(
                     [sys.executable, "-m", "bench.models_first", name],
@@ -153,7 +153,7 @@ class Bench:
             self._add(f"first use: {name}", "ms", values, FIRST_MS)
 
     def history(self, name: str) -> None:
-        _say(f"a long history for {name}")
+        _progress(f"a long history for {name}")
         stored = conversation()
         found: list[Prepared] = [
             uvloop.run(prepare(name, stored)) for _ in range(self._size.histories)
@@ -171,7 +171,7 @@ class Bench:
         self.rows.append(Row(name, unit, min(values), median(values), target, note))
 
 
-def _say(what: str) -> None:
+def _progress(what: str) -> None:
     print(f"  {what} …", file=sys.stderr, flush=True)
 
 
@@ -200,12 +200,12 @@ def open_sides(
     if sdk:
         sides[SDK] = stack.enter_context(open_sdk(sdk, url))
     for child in sides.values():
-        cores.pin_server(int(child.hear(Command).do))
+        cores.pin_server(int(child.receive(Command).do))
     return sides
 
 
 def named_ratios(result: Result) -> Iterator[NamedRatio]:
-    """An adapter against the bare reader of the same stream, or against plain work."""
+    """Compare an adapter with the bare reader of the same stream, or with plain work."""
     medians = {row.name: row.median for row in result.rows}
     for row in result.rows:
         where, found, what = row.name.partition(": ")
@@ -226,8 +226,8 @@ def table(rows: list[Row]) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure the adapters beside bare readers.")
-    parser.add_argument("--quick", action="store_true", help="a first look, half a minute")
+    parser = argparse.ArgumentParser(description="Compare the model adapters with bare readers.")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, half a minute")
     parser.add_argument(
         "--sdk-python", metavar="PATH", default="", help="an interpreter that has `openai`"
     )
@@ -265,7 +265,7 @@ def main() -> int:
     options = parse()
     OUT.mkdir(exist_ok=True)
     result = run(options)
-    keep_result("models", result, named_ratios(result))
+    write_result("models", result, named_ratios(result))
     print(table(result.rows))
     for what in result.skipped:
         print(f"skipped {what}")

@@ -1,6 +1,6 @@
-"""How long a long conversation takes from stored messages to the bytes of a request.
+"""Time from the stored messages of a long conversation to the bytes of a request.
 
-Through the door that a run uses: `history_of`, then `Model.stream` up to its post, which is caught.
+By the same functions as in a run: `history_of`, then `Model.stream` up to its caught post.
 """
 
 import io
@@ -50,7 +50,7 @@ class Prepared(Struct):
 
 
 class _Catcher:
-    """Stands where the HTTP session does, and notes when a request would leave."""
+    """Replaces the HTTP session, and records when a request would be sent."""
 
     def __init__(self) -> None:
         self.at_s = 0.0
@@ -81,9 +81,9 @@ def conversation() -> list[Message]:
 
 
 async def prepare(name: str, stored: list[Message]) -> Prepared:
-    """CPU time of both steps, once."""
+    """Measure the CPU time of both steps once."""
     catcher = _Catcher()
-    # Only its `post` is ever called, and that is what we are after.
+    # Only its `post` is called.
     http = cast("aiohttp.ClientSession", catcher)
     model = make(name, setup_for(name, http, "http://127.0.0.1:9/v1"))
     start_s = time.process_time()

@@ -1,8 +1,8 @@
 """The openai package reading the same stream, as a yardstick of `models.py`.
 
-Usage: python -m bench.models_sdk URL     (a child: commands on stdin, as in `talk.py`)
+Usage: python -m bench.models_sdk URL     (a child: commands on stdin, as in `ipc.py`)
 
-It needs nothing of ours, so that any interpreter that has the package can run it.
+It imports nothing of ours, so that any interpreter with the package can run it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-# What we use of the package, which need not be there when this is checked.
+# The used part of the package, which may not be installed when this is type-checked.
 
 
 class Delta(Protocol):

@@ -1,8 +1,8 @@
-"""The readers that `models.py` compares: our adapters, and the least that could do their work.
+"""The readers that `models.py` compares: our adapters, and minimal readers.
 
-Usage: python -m bench.models_sides SIDE URL     (a child: commands on stdin, see `talk.py`)
+Usage: python -m bench.models_sides SIDE URL     (a child: commands on stdin, see `ipc.py`)
 
-A command's `streams` answers are read at once, and the CPU time of this process is told.
+Each command reads `streams` answers at once and returns the CPU time of this process.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ import msgspec
 import uvloop
 from msgspec import Struct
 
-from bench.talk import STEP_TIMEOUT_S, Command, answer, commands
+from bench.ipc import STEP_TIMEOUT_S, Command, answer, commands
 from culm.ids import MessageId, SessionId
 from culm.model.base import LanguageModel, ModelRequest, ModelSetup, ProviderAccess, TextDelta
 from culm.wire.config import Model as ModelInfo
 from culm.wire.messages import Message, Text, TextPart
 
-ADAPTERS = {"openai": "OpenAiModel", "anthropic": "AnthropicModel"}  # In `culm.model.<name>`.
-BARE = "bare-"  # In front of an adapter's name: the same stream, read with nothing around it.
+ADAPTERS = {"openai": "OpenAiModel", "anthropic": "AnthropicModel"}  # In `culm.model.<name>.model`.
+BARE = "bare-"  # Prefix of an adapter's name: a minimal reader of the same stream.
 SILENCE_S = 30.0
 
 ASKED = Message(MessageId("m"), "user", SessionId("s"), [TextPart(Text("Say something."))])
 
 
 class Read(Struct):
-    """What one command took. `wakes` is how often text came, over all streams."""
+    """The result of one command. `wakes` counts the arrivals of text over all streams."""
 
     cpu_s: float
     wall_s: float
@@ -50,16 +50,16 @@ ReadOne = Callable[[Count], Coroutine[None, None, None]]
 
 
 def why_not(name: str) -> str:
-    """Why an adapter cannot be measured here; empty if it can."""
+    """Return the reason why an adapter cannot be measured here; empty if it can."""
     try:
-        importlib.import_module(f"culm.model.{name}")
+        importlib.import_module(f"culm.model.{name}.model")
     except ImportError as exc:
         return str(exc)
     return ""
 
 
 def make(name: str, setup: ModelSetup) -> LanguageModel:
-    module = importlib.import_module(f"culm.model.{name}")
+    module = importlib.import_module(f"culm.model.{name}.model")
     made: LanguageModel = getattr(module, ADAPTERS[name])(setup)
     return made
 
@@ -84,7 +84,7 @@ def through_adapter(name: str, http: aiohttp.ClientSession, url: str) -> ReadOne
     return read
 
 
-# --- the least: aiohttp's bytes, cut at line ends, decoded into the one field that is wanted
+# --- a minimal reader: aiohttp's bytes, cut at line ends, decoded into the one needed field
 
 
 class _Content(Struct, gc=False):
@@ -105,7 +105,7 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 _PATHS = {"openai": "/chat/completions", "anthropic": "/messages"}
 
 
-def barely(name: str, http: aiohttp.ClientSession, url: str) -> ReadOne:
+def through_bare_reader(name: str, http: aiohttp.ClientSession, url: str) -> ReadOne:
     body = msgspec.json.encode(
         {
             "model": "demo-1",
@@ -149,10 +149,14 @@ async def read_all(read: ReadOne, streams: int) -> Read:
 
 
 async def serve(side: str, url: str) -> None:
-    connector = aiohttp.TCPConnector(limit=0)  # As the server makes it.
+    connector = aiohttp.TCPConnector(limit=0)  # Like the server.
     async with aiohttp.ClientSession(connector=connector) as http:
         name = side.removeprefix(BARE)
-        read = barely(name, http, url) if side != name else through_adapter(name, http, url)
+        read = (
+            through_bare_reader(name, http, url)
+            if side != name
+            else through_adapter(name, http, url)
+        )
         answer(Command(str(os.getpid())))
         async for command in commands():
             async with asyncio.timeout(STEP_TIMEOUT_S):

@@ -15,7 +15,7 @@ import uvloop
 from msgspec import Struct
 
 from bench import frames
-from bench.talk import STEP_TIMEOUT_S, Command, Ready, Spent, answer, commands
+from bench.ipc import STEP_TIMEOUT_S, Command, Ready, Spent, answer, commands
 from bench.yardstick import Yardstick
 from culm.assemble import open_server
 from culm.clock import LoopClock
@@ -56,7 +56,7 @@ class Acks(asyncio.Protocol):
 
 
 class Side(Protocol):
-    """What publishes: culm or the yardstick."""
+    """A publisher: culm or the yardstick."""
 
     async def begin(self) -> None: ...
     def prepare(self, texts: list[str]) -> None: ...
@@ -65,7 +65,7 @@ class Side(Protocol):
 
 
 class Culm:
-    """The real thing, through the same door that a run uses. Made by `open_culm`."""
+    """The real server, used as a run uses it. Made by `open_culm`."""
 
     def __init__(self, workspace: LiveWorkspace, session: Session, ready: Ready) -> None:
         self.ready = ready
@@ -75,7 +75,7 @@ class Culm:
         self._texts: list[str] = []
 
     async def begin(self) -> None:
-        """New messages for a new round, so that none grows beyond what people write."""
+        """Open new messages for a new round, so that none gets unrealistically long."""
         done = [self._messages.finish(draft, Finish("stop", 0)) for draft in self._drafts]
         opened = [self._messages.open(self._session.id) for _ in range(frames.DRAFTS)]
         self._drafts = [draft for draft, _ in opened]
@@ -91,11 +91,11 @@ class Culm:
             self._messages.append(draft, 0, "text", self._texts[n])
 
     async def settle(self) -> None:
-        """All text is on disk: chunks that still wait belong to what was measured."""
+        """Flush all text to disk: pending chunks belong to the round."""
         await self._messages.flush()
 
     async def fill(self, count: int) -> Filled:
-        """A session with many messages; returns where it is listed."""
+        """Add many messages to the session; return the path that lists them."""
         body = "x" * LISTED_CHARS
         for first in range(0, count, LISTED_GROUP):
             writes = [
@@ -114,13 +114,13 @@ async def open_culm(folder: Path, ack_port: int) -> AsyncGenerator[Culm]:
         data_dir=folder / "data",
         hosts=("tcp://127.0.0.1:0",),
         auth=False,
-        settings=Settings(create_grace_s=600.0),  # This process keeps its workspace itself.
+        settings=Settings(create_grace_s=600.0),  # No client keeps the workspace open.
     )
     ids = Ids()
     async with open_server(options, LoopClock(), ids, lambda: None) as server:
         client_id = ids.client()
-        wish = CreateWorkspace(path=str(folder), client_id=client_id)
-        workspace = await server.registry.create(wish, client_id)
+        request = CreateWorkspace(path=str(folder), client_id=client_id)
+        workspace = await server.registry.create(request, client_id)
         session = await workspace.create_session("fan-out")
         address = server.addresses[0]
         assert isinstance(address, TcpAddress)

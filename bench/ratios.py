@@ -14,10 +14,10 @@ from msgspec import Struct
 
 OUT = Path(__file__).parent / "out"
 
-PLAIN_WORK = "plain work"  # About a millisecond of one core, measured again and again in a run.
+PLAIN_WORK = "plain work"  # About a millisecond of one core, measured repeatedly in a run.
 _US = {"µs": 1.0, "ms": 1e3, "s": 1e6}
 
-# By benchmark: the name of a ratio, and the row of the table that it is found in.
+# By benchmark: the name of each ratio, and its row in the table.
 DECLARED: Mapping[str, Mapping[str, str]] = {
     "fanout": {
         "fanout_100_singly": "fan-out, N = 100, singly: CPU per delivery",
@@ -120,7 +120,7 @@ class Ratio(Struct, omit_defaults=True):
 
 
 class NamedRatio(NamedTuple):
-    """A row of a table that can be compared with a yardstick."""
+    """A row of a table with a ratio."""
 
     name: str
     ratio: Ratio
@@ -129,18 +129,18 @@ class NamedRatio(NamedTuple):
 def against_work(
     name: str, value: float, unit: str, work_us: Sequence[float]
 ) -> Iterator[NamedRatio]:
-    """A time in units of the plain work of its run; nothing for what is not a time."""
+    """Yield a time in units of plain work; nothing for other units."""
     if unit in _US and work_us:
         yield NamedRatio(name, Ratio(value * _US[unit] / median(work_us), PLAIN_WORK))
 
 
 def ratios_of(bench: str, named: Iterable[NamedRatio]) -> dict[str, Ratio]:
-    """The declared ratios of a benchmark that were measured; a part of it may not have run."""
+    """Return the declared ratios of a benchmark that were measured."""
     found = {one.name: one.ratio for one in named}
     return {name: found[row] for name, row in DECLARED[bench].items() if row in found}
 
 
-def keep_result(bench: str, result: Struct, named: Iterable[NamedRatio]) -> None:
+def write_result(bench: str, result: Struct, named: Iterable[NamedRatio]) -> None:
     """Write a result to `bench/out/<bench>.json`, with its named ratios."""
     OUT.mkdir(exist_ok=True)
     content = {**msgspec.to_builtins(result), "ratios": ratios_of(bench, named)}

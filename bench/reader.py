@@ -1,6 +1,6 @@
-"""The process at the other end: many raw streams, each byte of each of them checked.
+"""The reading process: many raw streams, with every byte checked.
 
-The first stream is kept and parsed after the round; all others must have had the same bytes.
+The first stream is parsed after the round; all others must have the same bytes.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from zlib import crc32
 import uvloop
 
 from bench import frames
-from bench.talk import STEP_TIMEOUT_S, Command, Ready, Received, answer, commands
+from bench.ipc import STEP_TIMEOUT_S, Command, Ready, Received, answer, commands
 
 CONNECTING_MAX = 50  # At once, to stay within a listen backlog.
 
@@ -45,7 +45,7 @@ class Fan:
                 await stream.live.wait()
 
     def begin(self, *, timed: bool) -> None:
-        """One more stream has seen the sign that begins a round; the last one begins it."""
+        """Count a stream that has the start of a round; the last one starts it."""
         self._arrived += 1
         if self._arrived == len(self.streams):
             self.timed = timed
@@ -56,7 +56,7 @@ class Fan:
             self._acknowledge()
 
     def arrived(self) -> None:
-        """One more stream has all of a burst; the last one says so to the publisher."""
+        """Count a stream that has a whole burst; after the last one acknowledge it."""
         self._arrived += 1
         if self._arrived == len(self.streams):
             self._acknowledge()
@@ -104,7 +104,7 @@ class Stream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         path = self._where.path.format(client_id=uuid.uuid4())
         head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{self._where.port}\r\n\r\n"
-        # uvloop's transports are no subclasses of what they implement.
+        # uvloop's transports are not subclasses of what they implement.
         cast("asyncio.Transport", transport).write(head.encode())
 
     def data_received(self, data: bytes) -> None:
@@ -130,13 +130,13 @@ class Stream(asyncio.Protocol):
 
     def _prelude(self, data: bytes, end: bytes) -> None:
         if not self.live.is_set() and b"data: " in data:
-            self.live.set()  # Its state on attaching, or an event: it is fed from here on.
+            self.live.set()  # The state on attaching, or an event: it is live from here on.
         if frames.COUNT_END in end or frames.TIME_END in end:
             self._tail = b""
             self._fan.begin(timed=frames.TIME_END in end)
 
     def _time(self, data: bytes) -> None:
-        # Not of a heartbeat, nor of a read that ends inside a frame.
+        # A heartbeat, or a read that ends inside a frame, has no time.
         with suppress(ValueError):
             self._fan.latencies_ns.append(time.monotonic_ns() - frames.sent_ns(data))
 
@@ -146,7 +146,7 @@ async def _read() -> None:
     async for command in commands():
         async with asyncio.timeout(STEP_TIMEOUT_S):
             if command.do == "open":
-                assert command.where is not None, "told where"
+                assert command.where is not None, "has an address"
                 await fan.open(command.where, command.streams)
                 answer(Command("opened"))
             else:

@@ -1,12 +1,11 @@
-"""What does a run cost, how soon is it taken, ended, and safe? Any server that speaks this API.
+"""The cost and latency of runs on any server with this API.
 
 Usage: python -m bench.runs [--quick] [--only NAME] [--server-cmd CMD | --host URL] …
        table on stdout, JSON in bench/out/runs.json
 
 Several servers are measured in alternation and shown side by side. A command may hold {host}
 (unix:///…), {data_dir} and {config}; the config is made of --config-template, where {model_url}
-is the scripted model. Whoever measures a server that runs already (--host) has pointed it to
---model-port before.
+is the scripted model. A server that already runs (--host) must use --model-port.
 
 Exit status 1 if a run was lost, damaged or not ended as asked; a missed target is only reported,
 as this machine may be busy. What is measured and how: docs/benchmarks.md.
@@ -28,12 +27,12 @@ import uvloop
 from msgspec import Struct
 
 from bench.fanout import describe_machine
-from bench.ratios import OUT, NamedRatio, Ratio, against_work, keep_result
+from bench.ratios import OUT, NamedRatio, Ratio, against_work, write_result
 from bench.runs_bed import FULL, QUICK, Lab, open_bed
 from bench.runs_cases import CASES, Case, Figure, Samples
 from bench.runs_host import CONFIG, OURS, Candidate, Cores, open_model, open_place, share_cores
 from bench.runs_yardstick import open_commits, work_us
-from bench.tables import aligned_table, print_footing, shown_number
+from bench.tables import aligned_table, format_number, print_footer
 from bench.traffic import raise_file_limit
 
 
@@ -41,7 +40,7 @@ class Row(Struct):
     name: str
     unit: str
     target: float | None
-    measured: list[float]  # Of each server; NaN where it cannot be.
+    measured: list[float]  # Of each server; NaN if it cannot be measured.
     notes: list[str]
 
     def verdict(self, n: int) -> str:
@@ -54,7 +53,7 @@ class Result(Struct):
     servers: list[str]
     rows: list[Row]
     wrong: list[str]
-    work_us: list[float]  # The same plain work before every round: what the machine was like.
+    work_us: list[float]  # The same plain work before every round, as a measure of the machine.
     seconds: float
     machine: dict[str, str]
 
@@ -68,7 +67,7 @@ class Bench:
         self.work_us: list[float] = []
 
     async def measure(self, case: Case) -> None:
-        """All rounds of one case, the servers in turn, each on a fresh one of its own."""
+        """Run all rounds of a case, alternating between new instances of the servers."""
         pooled: list[Samples] = [{} for _ in self._candidates]
         async with AsyncExitStack() as stack:
             beds = [
@@ -82,7 +81,7 @@ class Bench:
                 for n, candidate in enumerate(self._candidates)
             ]
             for number in range(self._lab.size.rounds):
-                print(f"  {case.says}, round {number + 1} …", file=sys.stderr, flush=True)
+                print(f"  {case.label}, round {number + 1} …", file=sys.stderr, flush=True)
                 for bed, samples in zip(beds, pooled, strict=True):
                     self.work_us.append(work_us())
                     for name, values in (await case.round(bed)).items():
@@ -98,7 +97,7 @@ class Bench:
 
 
 def table(servers: list[str], rows: list[Row]) -> str:
-    """One line a figure; with several servers a column each, and their notes below it."""
+    """Format one line per figure, with a column for each server."""
     head = [""]
     for server in servers:
         head += [server if len(servers) > 1 else "measured", ""]
@@ -106,7 +105,7 @@ def table(servers: list[str], rows: list[Row]) -> str:
     for row in rows:
         line = [row.name]
         for n, value in enumerate(row.measured):
-            shown = "" if math.isnan(value) else f"{shown_number(value)} {row.unit}"
+            shown = "" if math.isnan(value) else f"{format_number(value)} {row.unit}"
             line += [shown, row.verdict(n)]
         line.append("" if row.target is None else f"≤ {row.target:g} {row.unit}")
         lines.append([*line, " | ".join(note for note in row.notes if note)])
@@ -114,7 +113,7 @@ def table(servers: list[str], rows: list[Row]) -> str:
 
 
 def named_ratios(result: Result) -> Iterator[NamedRatio]:
-    """Of the first server: ratios as they are, times against plain work."""
+    """Yield the ratios of the first server; times are compared with plain work."""
     for row in result.rows:
         value = row.measured[0]
         if math.isnan(value):
@@ -129,7 +128,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Measure runs on one or more servers, with the same scripted model."
     )
-    parser.add_argument("--quick", action="store_true", help="a first look, a minute and a half")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, a minute and a half")
     parser.add_argument(
         "--server-cmd",
         action="append",
@@ -138,7 +137,7 @@ def parse() -> argparse.Namespace:
         help="starts a server; repeatable. Default: our own",
     )
     parser.add_argument(
-        "--host", action="append", default=[], metavar="URL", help="a server that runs; repeatable"
+        "--host", action="append", default=[], metavar="URL", help="a running server; repeatable"
     )
     parser.add_argument("--config-template", type=Path, metavar="FILE", help="with {model_url}")
     parser.add_argument(
@@ -169,7 +168,7 @@ def candidates_of(options: argparse.Namespace) -> list[Candidate]:
 async def run(options: argparse.Namespace) -> Result:
     task = asyncio.current_task()
     assert task is not None, "runs in one"
-    # Whatever ends us, the servers end first.
+    # End the servers first, however this process ends.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     start_s = time.monotonic()
     candidates = candidates_of(options)
@@ -177,7 +176,7 @@ async def run(options: argparse.Namespace) -> Result:
     cores.pin_other(os.getpid())
     wanted: list[str] = options.only or [case.name for case in CASES]
     with ExitStack() as stack:
-        # Beside the results and not in a temporary directory, which may be memory: fsync must cost.
+        # Not in a temporary directory, which may be in memory: fsync must be real.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=OUT)))
         model = stack.enter_context(open_model(folder, cores, options.model_port))
         commits = stack.enter_context(open_commits(folder, cores))
@@ -201,9 +200,9 @@ def main() -> int:
     raise_file_limit()  # Children inherit it.
     OUT.mkdir(exist_ok=True)
     result = uvloop.run(run(options))
-    keep_result("runs", result, named_ratios(result))
+    write_result("runs", result, named_ratios(result))
     print(table(result.servers, result.rows))
-    print_footing(result.work_us, result.wrong, result.seconds)
+    print_footer(result.work_us, result.wrong, result.seconds)
     return 1 if result.wrong else 0
 
 

@@ -8,17 +8,25 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec import Struct
 
-from bench.runs_client import WAIT_S, Complete, Desk, Stream, completes, open_desk, open_stream
+from bench.runs_client import (
+    WAIT_S,
+    Complete,
+    Stream,
+    WorkspaceClient,
+    completes,
+    open_stream,
+    open_workspace_client,
+)
 from bench.runs_host import Candidate, Cores, Place, ScriptedModel, Served, start
 from bench.runs_yardstick import LoneCommits
 from bench.traffic import cpu_s
 from culm.testing.script import Reply
 
-SETTLE_S = 0.7  # A store at rest writes its log back after half a second: that is counted, too.
+SETTLE_S = 0.7  # An idle store checkpoints its log after half a second: that is counted, too.
 
 
 class Size(Struct, frozen=True):
-    """How much of everything; the full run takes five minutes, a quick one a minute and a half."""
+    """The amount of work; a full run takes five minutes, a quick one a minute and a half."""
 
     rounds: int
     flat_rounds: int  # Of 20 runs, for each round of 200.
@@ -53,13 +61,13 @@ QUICK = Size(
 
 
 class Lab(Struct):
-    """What all servers of a run share."""
+    """Everything that all servers of a benchmark run share."""
 
     model: ScriptedModel
     commits: LoneCommits
     cores: Cores
     size: Size
-    wrong: list[str]  # Whatever was not as it should be.
+    wrong: list[str]  # Descriptions of all errors.
 
 
 class Bed:
@@ -71,7 +79,7 @@ class Bed:
         self._candidate = candidate
         self._client_id = str(uuid.uuid4())
         self._served: Served | None = None
-        self._desk: Desk | None = None
+        self._client: WorkspaceClient | None = None
         self._watch: Stream | None = None
         self._stack = AsyncExitStack()
 
@@ -81,9 +89,9 @@ class Bed:
         return self._served
 
     @property
-    def desk(self) -> Desk:
-        assert self._desk is not None, "started"
-        return self._desk
+    def client(self) -> WorkspaceClient:
+        assert self._client is not None, "started"
+        return self._client
 
     @property
     def watch(self) -> Stream:
@@ -96,11 +104,11 @@ class Bed:
         self._stack.callback(served.reap)
         directory = self.place.folder / "project"
         directory.mkdir(exist_ok=True)
-        self._desk = await self._stack.enter_async_context(
-            open_desk(served.address, str(directory), self._client_id)
+        self._client = await self._stack.enter_async_context(
+            open_workspace_client(served.address, str(directory), self._client_id)
         )
         self._watch = await open_stream(
-            served.address, self._desk.workspace, self._client_id, keeps=True
+            served.address, self._client.workspace, self._client_id, keeps=True
         )
         self._stack.callback(self._watch.close)
 
@@ -110,17 +118,17 @@ class Bed:
     def cpu_s(self) -> float:
         return cpu_s(self.served.pid)
 
-    def complain(self, what: str) -> None:
+    def add_error(self, what: str) -> None:
         self.lab.wrong.append(f"{self._candidate.name}: {what}")
 
     def check(self, ended: list[Complete], runs: int, tokens: int) -> None:
-        """Every run ended once, well, and with all of its text."""
+        """Check that every run ended once, without an error, and with all of its text."""
         wanted = "".join(f"tok{n} " for n in range(tokens)).strip()
         if len({complete.session_id for complete in ended}) != runs or len(ended) != runs:
-            self.complain(f"{len(ended)} ends of {runs} runs")
+            self.add_error(f"{len(ended)} ends of {runs} runs")
         for complete in ended:
             if complete.error or complete.cancelled or complete.text.strip() != wanted:
-                self.complain(f"a run ended with {complete.error!r}, {len(complete.text)} chars")
+                self.add_error(f"a run ended with {complete.error!r}, {len(complete.text)} chars")
 
 
 @asynccontextmanager
@@ -134,7 +142,7 @@ async def open_bed(lab: Lab, candidate: Candidate, place: Place) -> AsyncGenerat
 
 
 class Ran(Struct):
-    """Many runs at once."""
+    """The result of many runs at once."""
 
     cpu_s: float
     wall_s: float  # From the first prompt to the last end.
@@ -145,19 +153,19 @@ class Ran(Struct):
 
 async def run_all(bed: Bed, runs: int, reply: Reply) -> Ran:
     bed.lab.model.play(reply)
-    sessions = await bed.desk.create_sessions(runs)
+    sessions = await bed.client.create_sessions(runs)
     await asyncio.sleep(SETTLE_S)
     watch = bed.watch
     watch.begin()
     before_s, start_ns = bed.cpu_s(), time.monotonic_ns()
-    await bed.desk.prompt_all(sessions)
+    await bed.client.prompt_all(sessions)
     paced_s = reply.tokens / reply.rate if reply.rate else 0.0
     await watch.until_complete(runs, WAIT_S + 3 * paced_s + runs * reply.tokens / 1000)
     await asyncio.sleep(SETTLE_S)
     used_s = bed.cpu_s() - before_s
-    ended = completes(watch.heard)
+    ended = completes(watch.received)
     if not reply.stamp:
         bed.check(ended, runs, reply.tokens)
     wall_s = (max(complete.at_ns for complete in ended) - start_ns) / 1e9
-    deltas = sum(one.data.count(b'"type":"message_delta"') for one in watch.heard)
+    deltas = sum(one.data.count(b'"type":"message_delta"') for one in watch.received)
     return Ran(used_s, wall_s, watch.size, deltas, ended)

@@ -1,6 +1,6 @@
-"""What `runs.py` measures, one function a round, and the figures made of all rounds.
+"""The cases of `runs.py`: a function for a round, and one for the figures of all rounds.
 
-A round returns samples; figures are made of the samples of all rounds together.
+A round returns samples; figures are computed from the samples of all rounds.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from statistics import median
 
 from msgspec import Struct
 
+from bench.ipc import Child, Command, Spent, open_child
 from bench.runs_bed import SETTLE_S, Bed, run_all
 from bench.runs_client import (
     STAMP,
@@ -23,7 +24,6 @@ from bench.runs_client import (
     open_streams,
 )
 from bench.runs_host import parse_url
-from bench.talk import Child, Command, Spent, open_child
 from culm.testing.script import Reply
 
 QUIET_S = 0.02  # Between two single measurements.
@@ -46,7 +46,7 @@ class Figure(Struct):
     note: str = ""
 
 
-# --- 1: what a token costs
+# --- 1: cost of a token
 
 
 async def round_cpu(bed: Bed) -> Samples:
@@ -75,7 +75,7 @@ def figures_cpu(samples: Samples) -> list[Figure]:
     ]
 
 
-# --- 2: does it keep pace
+# --- 2: keeping pace
 
 
 async def round_paced(bed: Bed) -> Samples:
@@ -93,15 +93,15 @@ def figures_paced(samples: Samples) -> list[Figure]:
     ]
 
 
-# --- 3: what one more subscriber costs
+# --- 3: cost of one more subscriber
 
 
 async def round_subscribers(bed: Bed) -> Samples:
-    # Few runs, so that the tokens themselves cost little beside their deliveries.
+    # Few runs, so that the tokens themselves cost little compared with their deliveries.
     reply = Reply(tokens=bed.lab.size.shown_tokens, rate=PACED_RATE)
     alone = await run_all(bed, SHOWN_RUNS, reply)
-    desk = bed.desk
-    async with open_streams(desk.address, desk.workspace, STREAMS - 1) as more:
+    client = bed.client
+    async with open_streams(client.address, client.workspace, STREAMS - 1) as more:
         await asyncio.sleep(SETTLE_S)
         for stream in more:
             stream.begin()
@@ -109,18 +109,18 @@ async def round_subscribers(bed: Bed) -> Samples:
         writes = int(median(stream.reads for stream in more))
         each_bytes = int(median(stream.size for stream in more)) // max(1, writes)
         if any(stream.lost or stream.size != more[0].size for stream in more):
-            bed.complain("subscribers did not get the same bytes")
+            bed.add_error("subscribers did not get the same bytes")
     least_us = await _least_us(bed, writes, each_bytes, together.wall_s / max(1, writes))
     us = (together.cpu_s - alone.cpu_s) / (writes * len(more)) * 1e6
     return {"us": [us], "least": [least_us], "ratio": [us / least_us], "bytes": [each_bytes]}
 
 
 async def _least_us(bed: Bed, writes: int, each_bytes: int, pace_s: float) -> float:
-    """A bare server writes as often and as much to as many: CPU of one more write."""
+    """Return the CPU time of one more write in a bare server with the same traffic."""
     path = f"{bed.place.socket}.bare"
     command = Command("round", bursts=writes, burst=each_bytes, pace_s=pace_s)
     with open_child("runs_yardstick", path) as child:
-        bed.lab.cores.pin_server(int(child.hear(Command).do))
+        bed.lab.cores.pin_server(int(child.receive(Command).do))
         alone = await _write_to(child, path, 1, command)
         together = await _write_to(child, path, STREAMS, command)
     return (together - alone) / (writes * (STREAMS - 1)) * 1e6
@@ -128,7 +128,7 @@ async def _least_us(bed: Bed, writes: int, each_bytes: int, pace_s: float) -> fl
 
 async def _write_to(child: Child, path: str, count: int, command: Command) -> float:
     async with open_streams(parse_url(f"unix://{path}"), "", count):
-        # In a thread: this loop has to read meanwhile.
+        # In a thread: this loop must read meanwhile.
         spent = await asyncio.to_thread(child.ask, command, Spent)
         await asyncio.to_thread(child.ask, Command("forget"), Command)
         return spent.cpu_s
@@ -143,7 +143,7 @@ def figures_subscribers(samples: Samples) -> list[Figure]:
     return [Figure(name, "×", median(samples["ratio"]), 1.5, note)]
 
 
-# --- 4: how soon a prompt is taken, and the model asked
+# --- 4: time until a prompt is accepted, and the model called
 
 
 async def round_accept(bed: Bed) -> Samples:
@@ -151,23 +151,23 @@ async def round_accept(bed: Bed) -> Samples:
     lab.model.play(Reply(tokens=1, stamp=True))
     found: Samples = {name: [] for name in ("commit", "post", "called", "direct")}
     # A title belongs to the first prompt of each session.
-    sessions = await bed.desk.create_sessions(-(-lab.size.prompts // PROMPTS_EACH))
+    sessions = await bed.client.create_sessions(-(-lab.size.prompts // PROMPTS_EACH))
     with closing(Asker(parse_url(lab.model.url))) as model:
         for n in range(lab.size.prompts):
             await asyncio.sleep(QUIET_S)
             found["direct"].append(await _ask_directly(model))
             found["commit"].append(lab.commits.commit_ms())
             watch.begin()
-            answer = await bed.desk.prompt(sessions[n // PROMPTS_EACH])
+            answer = await bed.client.prompt(sessions[n // PROMPTS_EACH])
             await watch.until_complete(1, WAIT_S)
-            stamps = [int(s) for one in watch.heard for s in STAMP.findall(one.data)]
+            stamps = [int(s) for one in watch.received for s in STAMP.findall(one.data)]
             found["post"].append(answer.ms)
             found["called"].append((min(stamps) - answer.sent_ns) / 1e6)
     return found
 
 
 async def _ask_directly(model: Asker) -> float:
-    """What the scripted model itself takes from a request to the sending of its first token."""
+    """Return the time that the scripted model takes from a request to its first token."""
     body = {"model": "demo-1", "stream": True, "messages": [MESSAGE]}
     answer = await model.ask("POST", "/v1/chat/completions", body)
     return (int(STAMP.findall(answer.body)[0]) - answer.sent_ns) / 1e6
@@ -186,15 +186,15 @@ def figures_accept(samples: Samples) -> list[Figure]:
     ]
 
 
-# --- 5: how late a token is
+# --- 5: token latency
 
 
 async def round_latency(bed: Bed) -> Samples:
     tokens = bed.lab.size.timed_tokens
     await run_all(bed, 1, Reply(tokens=tokens, rate=LATENCY_RATE, stamp=True))
-    late = latencies_ms(bed.watch.heard)
+    late = latencies_ms(bed.watch.received)
     if len(late) != tokens:
-        bed.complain(f"{len(late)} of {tokens} stamped tokens came")
+        bed.add_error(f"{len(late)} of {tokens} stamped tokens came")
     return {"late": late}
 
 
@@ -205,7 +205,7 @@ def figures_latency(samples: Samples) -> list[Figure]:
     return [Figure(name, "ms", percentile(late, 50), 0.5, note)]
 
 
-# --- 6: how soon a cancelled run has ended
+# --- 6: time until a canceled run has ended
 
 
 async def round_cancel(bed: Bed) -> Samples:
@@ -221,25 +221,25 @@ async def round_cancel(bed: Bed) -> Samples:
 
 
 async def _cancel_each(bed: Bed, name: str, found: Samples) -> None:
-    """Begin some runs, and cancel one after the other while the rest goes on."""
+    """Start some runs, and cancel one after the other while the rest continues."""
     watch = bed.watch
-    sessions = await bed.desk.create_sessions(CANCELLED_RUNS)
-    await bed.desk.prompt_all(sessions)
+    sessions = await bed.client.create_sessions(CANCELLED_RUNS)
+    await bed.client.prompt_all(sessions)
     await asyncio.sleep(SETTLE_S)  # All of them stream.
     for session_id in sessions:
         await asyncio.sleep(QUIET_S)
         if not name:
             found["commit"].append(bed.lab.commits.commit_ms())
         watch.begin()
-        answer = await bed.desk.cancel(session_id)
+        answer = await bed.client.cancel(session_id)
         try:
             await watch.until_complete(1, CANCEL_WAIT_S)
         except TimeoutError:
-            bed.complain(f"no run ended within {CANCEL_WAIT_S:.0f} s of its cancel")
+            bed.add_error(f"no run ended within {CANCEL_WAIT_S:.0f} s of its cancel")
             continue
-        ended = completes(watch.heard)[0]
+        ended = completes(watch.received)[0]
         if not ended.cancelled or ended.session_id != session_id or not ended.text:
-            bed.complain("a cancel did not end its own streaming run")
+            bed.add_error("a cancel did not end its own streaming run")
         found.setdefault(f"{name}answer", []).append(answer.ms)
         found.setdefault(f"{name}complete", []).append((ended.at_ns - answer.sent_ns) / 1e6)
 
@@ -258,7 +258,7 @@ def figures_cancel(samples: Samples) -> list[Figure]:
     ]
 
 
-# --- 7: what a kill takes away
+# --- 7: text lost by a kill
 
 
 async def round_kill(bed: Bed) -> Samples:
@@ -267,18 +267,18 @@ async def round_kill(bed: Bed) -> Samples:
         return found
     bed.lab.model.play(Reply(tokens=100_000, rate=PACED_RATE, stamp=True))
     for _ in range(KILLS):
-        sessions = await bed.desk.create_sessions(KILLED_RUNS)
-        await bed.desk.prompt_all(sessions)
-        await asyncio.sleep(random.uniform(0.8, 1.0))  # At any moment of what it does in turns.
+        sessions = await bed.client.create_sessions(KILLED_RUNS)
+        await bed.client.prompt_all(sessions)
+        await asyncio.sleep(random.uniform(0.8, 1.0))  # At a random moment of its periodic work.
         killed_ns = time.monotonic_ns()
         bed.served.kill()
         await bed.stop()
         await bed.start()
         found["restart"].append((time.monotonic_ns() - killed_ns) / 1e6)
         for session_id in sessions:
-            stamps = await bed.desk.stored_stamps(session_id)
+            stamps = await bed.client.stored_stamps(session_id)
             if not stamps:
-                bed.complain("nothing of a killed run is left")
+                bed.add_error("nothing of a killed run is left")
             found["lost"].append((killed_ns - max(stamps, default=0)) / 1e6)
     return found
 
@@ -287,7 +287,7 @@ def figures_kill(samples: Samples) -> list[Figure]:
     name = "`kill -9`: text that is missing, at worst"
     lost = sorted(samples["lost"])
     if not lost:
-        return [Figure(name, "ms", math.nan, 150.0, "not ours to kill")]
+        return [Figure(name, "ms", math.nan, 150.0, "not started by us")]
     note = f"p50 {percentile(lost, 50):.0f} ms, of {len(lost)} runs"
     return [Figure(name, "ms", lost[-1], 150.0, note)]
 
@@ -310,14 +310,14 @@ async def round_wire(bed: Bed) -> Samples:
 
 def figures_wire(samples: Samples) -> list[Figure]:
     found: list[Figure] = []
-    for name, words, target in (
+    for name, label, target in (
         ("paced", f"paced at {WIRE_RATE:.0f} tokens/s", 40.0),
         ("flat", "flat out", 3.0),
     ):
         note = f"{median(samples[f'{name} each']):.0f} B a token"
         growth, times = (median(samples[f"{name} {what}"]) for what in ("growth", "times"))
-        found.append(Figure(f"wire bytes, {words}: twice the tokens", "×", growth, 2.1))
-        found.append(Figure(f"wire bytes, {words}: times the text", "×", times, target, note))
+        found.append(Figure(f"wire bytes, {label}: twice the tokens", "×", growth, 2.1))
+        found.append(Figure(f"wire bytes, {label}: times the text", "×", times, target, note))
     return found
 
 
@@ -327,7 +327,7 @@ def percentile(ordered: list[float], percent: int) -> float:
 
 class Case(Struct, frozen=True):
     name: str
-    says: str
+    label: str
     round: Callable[[Bed], Awaitable[Samples]]
     figures: Callable[[Samples], list[Figure]]
 

@@ -1,7 +1,7 @@
-"""The clients of `runs.py`: raw requests over kept connections, and raw event streams.
+"""The clients of `runs.py`: raw requests over open connections, and raw event streams.
 
-A stream only notes what came when; it is taken apart after the round, so that reading costs the
-machine little and the server nothing.
+A stream only records data with its time; it is parsed after the round, so that reading takes
+little CPU from the server.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from bench.traffic import body_length
 
 T = TypeVar("T")
 
-WAIT_S = 60.0  # For any one thing.
+WAIT_S = 60.0  # For any single step.
 HEAD_END = b"\r\n\r\n"
 COMPLETE = b'"type":"run_complete"'
 MESSAGE = b'"type":"message","payload":{"type":"updated"'
@@ -41,14 +41,14 @@ class Answer(Struct):
 
 
 class Asker:
-    """One kept connection, made anew if the server has closed it meanwhile."""
+    """One open connection, opened again if the server has closed it meanwhile."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._pair: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, method: str, path: str, body: object = None) -> Answer:
-        """Send and read whole; raises if the answer is no success."""
+        """Send a request and read the whole answer; raise if it is not a success."""
         data = b"" if body is None else msgspec.json.encode(body)
         request = self._address.head(method, path, data)
         async with asyncio.timeout(WAIT_S):
@@ -91,20 +91,20 @@ async def _read_body(reader: asyncio.StreamReader, head: bytes) -> bytes:
     return b"".join(pieces)
 
 
-class Heard(Struct, gc=False):
-    """What one read brought."""
+class ReadData(Struct, gc=False):
+    """The data of one read."""
 
     at_ns: int
     data: bytes
 
 
 class Stream(asyncio.Protocol):
-    """One event stream. With `keeps` it holds what came since `begin`, else only its size."""
+    """One event stream. With `keeps` it stores the data since `begin`, else only its size."""
 
     def __init__(self, request: bytes, *, keeps: bool) -> None:
         self.live = asyncio.Event()
         self.lost = False
-        self.heard: list[Heard] = []
+        self.received: list[ReadData] = []
         self.reads = self.size = self.completes = 0
         self._keeps = keeps
         self._request = request
@@ -113,12 +113,12 @@ class Stream(asyncio.Protocol):
         self._more = asyncio.Event()
 
     def begin(self) -> None:
-        """Forget what came before."""
-        self.heard = []
+        """Drop everything received before."""
+        self.received = []
         self.reads = self.size = self.completes = 0
 
     async def until_complete(self, count: int, timeout_s: float) -> None:
-        """Wait for the ends of so many runs since `begin`; raises `TimeoutError`."""
+        """Wait until so many runs have ended since `begin`; raise `TimeoutError`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.completes < count:
@@ -127,15 +127,15 @@ class Stream(asyncio.Protocol):
                     self._more.clear()
                     await self._more.wait()
         except TimeoutError:
-            words = f"{self.completes} of {count} runs ended within {timeout_s:.0f} s"
-            raise TimeoutError(words) from None
+            message = f"{self.completes} of {count} runs ended within {timeout_s:.0f} s"
+            raise TimeoutError(message) from None
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of what they implement.
+        # uvloop's transports are not subclasses of what they implement.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(self._request)
 
@@ -147,8 +147,8 @@ class Stream(asyncio.Protocol):
             self.live.set()
         if not self._keeps:
             return
-        self.heard.append(Heard(at_ns, data))
-        # The tail alone is too short to hold the words, so none is counted twice.
+        self.received.append(ReadData(at_ns, data))
+        # The tail alone is too short for a match, so none is counted twice.
         found = (self._tail + data).count(COMPLETE)
         self._tail = data[-len(COMPLETE) + 1 :]
         if found:
@@ -162,9 +162,9 @@ class Stream(asyncio.Protocol):
 
 
 async def open_stream(address: Address, workspace: str, client_id: str, *, keeps: bool) -> Stream:
-    """Attach and wait until the stream is fed. Whoever opened it closes it."""
+    """Attach and wait until the stream is live. The caller closes it."""
     path = f"{workspace}/events?client_id={client_id}&view=delta"
-    # In HTTP/1.0 a body ends with its connection, so that no server puts chunks into the bytes.
+    # In HTTP/1.0 a body ends with its connection, so there is no chunked encoding.
     request = address.head("GET", path, version="1.0")
     loop = asyncio.get_running_loop()
 
@@ -184,7 +184,7 @@ async def open_stream(address: Address, workspace: str, client_id: str, *, keeps
 async def open_streams(
     address: Address, workspace: str, count: int
 ) -> AsyncGenerator[list[Stream]]:
-    """Further subscribers, each a client of its own; what they hear is only counted."""
+    """Open more subscribers, each a separate client; their data is only counted."""
     async with AsyncExitStack() as stack:
         found: list[Stream] = []
         for _ in range(count):
@@ -195,22 +195,22 @@ async def open_streams(
 
 
 class Frame(Struct):
-    """One event, and when the last byte of it came."""
+    """One event, and the time of its last byte."""
 
     at_ns: int
     data: bytes
 
 
-def frames(heard: Sequence[Heard]) -> Iterator[Frame]:
+def frames(received: Sequence[ReadData]) -> Iterator[Frame]:
     rest = b""
-    for one in heard:
+    for one in received:
         *whole, rest = (rest + one.data).split(b"\n\n")
         for data in whole:
             yield Frame(one.at_ns, data)
 
 
 class Complete(Struct):
-    """The end of a run, as far as we look at it."""
+    """The used fields of a `run_complete` event."""
 
     session_id: str
     run_id: str = ""
@@ -239,11 +239,11 @@ class _Message(Struct):
         return "".join(part.data.text for part in self.parts if part.type == "text")
 
 
-def completes(heard: Sequence[Heard]) -> list[Complete]:
-    """The ends of runs; what a server leaves out of them is in the message told before."""
+def completes(received: Sequence[ReadData]) -> list[Complete]:
+    """Return the ends of runs; a text that is missing there is in the message before."""
     found: list[Complete] = []
     texts: dict[str, str] = {}
-    for frame in frames(heard):
+    for frame in frames(received):
         if COMPLETE in frame.data:
             complete = _payload(frame.data, Complete)
             complete.at_ns = frame.at_ns
@@ -268,20 +268,20 @@ class _Outer(Struct):
     payload: _Inner
 
 
-def latencies_ms(heard: Sequence[Heard]) -> list[float]:
-    """From the sending of each stamped token to the read that completed its event."""
+def latencies_ms(received: Sequence[ReadData]) -> list[float]:
+    """Return the time from sending each stamped token to the read that completed its event."""
     found: list[float] = []
     last = 0
-    for frame in frames(heard):
+    for frame in frames(received):
         for stamp in map(int, STAMP.findall(frame.data)):
-            if stamp > last:  # An event that repeats the text so far brings old ones again.
+            if stamp > last:  # An event that repeats the text so far contains old stamps.
                 last = stamp
                 found.append((frame.at_ns - stamp) / 1e6)
     return found
 
 
-class Desk:
-    """A workspace on a server, and one client that works in it. Made by `open_desk`."""
+class WorkspaceClient:
+    """A client of a workspace on a server. Made by `open_workspace_client`."""
 
     def __init__(self, address: Address, asker: Asker, workspace: str) -> None:
         self.address = address
@@ -303,7 +303,7 @@ class Desk:
         return await (asker or self._asker).ask("POST", f"{self.workspace}/agent", body)
 
     async def prompt_all(self, sessions: Sequence[str]) -> None:
-        """One prompt for each session, as many at once as there are connections."""
+        """Send one prompt per session, one at a time on each connection."""
 
         async def work(own: Sequence[str]) -> None:
             with closing(Asker(self.address)) as asker:
@@ -324,9 +324,11 @@ class Desk:
 
 
 @asynccontextmanager
-async def open_desk(address: Address, directory: str, client_id: str) -> AsyncGenerator[Desk]:
+async def open_workspace_client(
+    address: Address, directory: str, client_id: str
+) -> AsyncGenerator[WorkspaceClient]:
     with closing(Asker(address)) as asker:
-        wish = {"path": directory, "client_id": client_id}
-        answer = await asker.ask("POST", "/v1/workspaces", wish)
+        body = {"path": directory, "client_id": client_id}
+        answer = await asker.ask("POST", "/v1/workspaces", body)
         workspace_id: str = msgspec.json.decode(answer.body)["id"]
-        yield Desk(address, asker, f"/v1/workspaces/{workspace_id}")
+        yield WorkspaceClient(address, asker, f"/v1/workspaces/{workspace_id}")

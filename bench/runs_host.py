@@ -1,7 +1,7 @@
-"""The processes of `runs.py`: the servers under test, the scripted model, and who uses which core.
+"""The processes of `runs.py`: servers under test, the scripted model, and their cores.
 
-Owns starting and ending them. A server is measured by the process that listens on its address,
-which need not be the one that was started.
+Starts and ends them. A server is measured by the process that listens on its address, which may
+differ from the one that was started.
 """
 
 import os
@@ -23,13 +23,13 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from bench.ipc import END_TIMEOUT_S, end
 from bench.serving import REQUEST_TIMEOUT_S
-from bench.talk import END_TIMEOUT_S, end
-from culm.testing.script import Reply, Rule, Script
+from culm.testing.script import Reply, ReplyRule, Script
 
 START_TIMEOUT_S = 30.0
 POLL_S = 0.01
-LOG_BYTES = 2000  # Of what a server that would not start has said.
+LOG_BYTES = 2000  # Of the log of a server that did not start.
 OURS = (
     f"{sys.executable} -m culm serve --host {{host}} --data-dir {{data_dir}} --config {{config}}"
     " --log-level error"
@@ -50,12 +50,12 @@ CONFIG = """{
   "run_steps_max": 100
 }
 """
-# How servers ask for a title; what they ask beside a run must not be answered like one.
+# The start of title requests, which must not be answered like a run.
 TITLES = ("Write a title", "generate a short title")
 
 
 class Candidate(Struct, frozen=True):
-    """A server to be measured: a command that starts one, or the address of one that runs."""
+    """A server to be measured: a command that starts it, or the address of a running one."""
 
     name: str
     command: str = ""
@@ -70,7 +70,7 @@ class Address(Struct, frozen=True):
     token: str = ""
 
     def head(self, method: str, path: str, body: bytes = b"", *, version: str = "1.1") -> bytes:
-        """A whole request."""
+        """Return a whole request."""
         host = self.host or "localhost"
         lines = [
             f"{method} {path} HTTP/{version}",
@@ -100,7 +100,7 @@ def parse_url(url: str) -> Address:
     if parts.scheme == "unix":
         return Address(unix=parts.path)
     if parts.hostname is None or parts.port is None:
-        raise SystemExit(f"{url}: unix:///path or http://host:port is wanted")
+        raise SystemExit(f"{url}: use unix:///path or http://host:port")
     return Address(host=parts.hostname, port=parts.port, token=parts.password or "")
 
 
@@ -108,7 +108,7 @@ def parse_url(url: str) -> Address:
 
 
 class Cores(Struct, frozen=True):
-    """Who runs where, by process id, 0 for ourselves. Empty sets: where the kernel likes."""
+    """The cores of the server and of all others. Empty sets: the kernel chooses."""
 
     server: frozenset[int] = frozenset()
     others: frozenset[int] = frozenset()
@@ -123,7 +123,7 @@ class Cores(Struct, frozen=True):
 
 
 def share_cores() -> Cores:
-    """The servers get half of the cores, the model and whoever measures get the others."""
+    """Assign half of the cores to the servers, the others to the model and the clients."""
     found = sorted(os.sched_getaffinity(0))
     if len(found) < 2:
         return Cores()
@@ -135,7 +135,7 @@ def share_cores() -> Cores:
 
 
 class Place(Struct, frozen=True):
-    """Where one server of one case lives; the same place again finds its data again."""
+    """The folder and the socket of one server; a restart in the same place finds its data."""
 
     folder: Path  # On the disk whose commits are measured.
     socket: str  # Not below the results: a socket's path may have 103 bytes only.
@@ -158,12 +158,12 @@ class Served:
         return self._process is not None
 
     def kill(self) -> None:
-        """As a power cut would, for the process that holds the data."""
-        assert self._process is not None, "only what we started"
+        """Send SIGKILL to the process that has the data."""
+        assert self._process is not None, "only a server that we started"
         os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """End what we started, the server before whatever started it for us."""
+        """End the server, and then the process that started it."""
         if self._process is None:
             return
         if self.pid != self._process.pid:
@@ -172,7 +172,7 @@ class Served:
 
 
 def _end_other(pid: int) -> None:
-    """End a process that is not our child, and see it gone."""
+    """End a process that is not our child, and wait until it is gone."""
     end_s = time.monotonic() + END_TIMEOUT_S
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
@@ -183,7 +183,7 @@ def _end_other(pid: int) -> None:
 
 
 def start(candidate: Candidate, place: Place, model_url: str, cores: Cores) -> Served:
-    """Start a server and wait, bounded, until it answers."""
+    """Start a server and wait, with a limit, until it answers."""
     if candidate.url:
         address = parse_url(candidate.url)
         _await_health(address, None, place)
@@ -191,12 +191,12 @@ def start(candidate: Candidate, place: Place, model_url: str, cores: Cores) -> S
     config = place.folder / "config.json"
     config.write_text(candidate.config.replace("{model_url}", model_url))
     values = {"host": place.url, "data_dir": str(place.folder / "data"), "config": str(config)}
-    words = [_fill(word, values) for word in shlex.split(candidate.command)]
+    argv = [_fill(word, values) for word in shlex.split(candidate.command)]
     own = {"XDG_STATE_HOME": "state", "XDG_CONFIG_HOME": "none", "XDG_DATA_HOME": "share"}
     environment = {**os.environ, **{k: str(place.folder / v) for k, v in own.items()}}
     with (place.folder / "log").open("ab") as log:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
         )
     try:
         cores.pin_server(process.pid)
@@ -242,11 +242,11 @@ def open_place(folder: Path, name: str) -> Generator[Place]:
         yield Place(own, str(Path(short) / "s.sock"))
 
 
-# --- which process listens
+# --- finding the listening process
 
 
 def find_pid(address: Address) -> int:
-    """The process at the other end of an address on this machine."""
+    """Return the process that listens on an address of this machine."""
     if address.unix:
         with address.dial() as sock:
             data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -263,15 +263,15 @@ def _listening(port: int) -> set[str]:
     found: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
-                found.add(words[9])
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                found.add(fields[9])
     return found
 
 
 def _sockets(process: Path) -> set[str]:
     found: set[str] = set()
-    with suppress(OSError):  # It ended, or is somebody else's.
+    with suppress(OSError):  # It ended, or belongs to another user.
         for link in (process / "fd").iterdir():
             with suppress(OSError):
                 found.update(re.findall(r"^socket:\[(\d+)\]$", str(link.readlink())))
@@ -282,7 +282,7 @@ def _sockets(process: Path) -> set[str]:
 
 
 class ScriptedModel:
-    """A `ModelServer` in a process of its own. Made by `open_model`."""
+    """A `ModelServer` in a separate process. Made by `open_model`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -290,14 +290,14 @@ class ScriptedModel:
         self._address = Address(host=parts.hostname or "", port=parts.port or 0)
 
     def play(self, reply: Reply) -> None:
-        """Every prompt is answered by this from now on, and titles by a title."""
-        rules = [Rule(when=words, reply=Reply(text="A title")) for words in TITLES]
+        """Answer every prompt with this reply from now on, and title requests with a title."""
+        rules = [ReplyRule(when=title, reply=Reply(text="A title")) for title in TITLES]
         body = msgspec.json.encode(Script(rules=rules, otherwise=reply))
         with self._address.dial() as sock:
             sock.sendall(self._address.head("POST", "/culm/script", body, version="1.0"))
-            said = sock.recv(1 << 16)
-        if said.split(b" ")[1:2] != [b"200"]:
-            raise RuntimeError(f"the model refused its script: {said!r}")
+            response = sock.recv(1 << 16)
+        if response.split(b" ")[1:2] != [b"200"]:
+            raise RuntimeError(f"the model refused its script: {response!r}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What `runs.py` compares with: one durable commit, a piece of plain work, and the least fan-out.
+"""The yardsticks of `runs.py`: a durable commit, plain work, and a minimal fan-out.
 
 Usage: runs_yardstick.py SOCKET     (a child: raw streams on a unix socket; commands on stdin)
 """
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import uvloop
 
+from bench.ipc import STEP_TIMEOUT_S, Command, Spent, answer, commands
 from bench.runs_host import Cores
-from bench.talk import STEP_TIMEOUT_S, Command, Spent, answer, commands
 from bench.yardstick import Connection
 
-ROW = "x" * 400  # About what the acceptance of a run writes.
-WORK = 20_000  # Turns of a loop: about a millisecond.
+ROW = "x" * 400  # About the size of an accepted run.
+WORK = 20_000  # Iterations: about a millisecond.
 
 
 class LoneCommits:
@@ -30,9 +30,9 @@ class LoneCommits:
         self._cores = cores
 
     def commit_ms(self) -> float:
-        """One row, durable: as the servers' stores are set, with nobody else in the file.
+        """Commit one row with the settings of the servers' stores, without other users of the file.
 
-        On the servers' cores, as what else goes on there delays theirs as well.
+        On the cores of the servers, where other work delays both alike.
         """
         self._cores.pin_server(0)
         try:
@@ -58,7 +58,7 @@ def open_commits(folder: Path, cores: Cores) -> Generator[LoneCommits]:
 
 
 def work_us() -> float:
-    """CPU time of the same plain work every time: how fast the machine is just now."""
+    """Return the CPU time of a fixed amount of work: the current speed of the machine."""
     start_s = time.process_time()
     total = 0
     for n in range(WORK):
@@ -66,7 +66,7 @@ def work_us() -> float:
     return (time.process_time() - start_s) * 1e6
 
 
-# --- the child: the same bytes to everybody, one write per connection and turn
+# --- the child: the same bytes to all, one write per connection and turn
 
 
 async def _round(transports: list[asyncio.Transport], command: Command) -> Spent:

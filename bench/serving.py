@@ -1,4 +1,4 @@
-"""The server as a person starts it: how soon it answers, and how little it holds when idle."""
+"""`culm serve`: the time until it answers, and its memory when idle."""
 
 import http.client
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from bench.ipc import Command, Ready, Spent, end, open_child
 from bench.publisher import Filled
-from bench.talk import Command, Ready, Spent, end, open_child
 
 REQUEST_TIMEOUT_S = 10.0
 
@@ -38,7 +38,7 @@ def get(port: int, path: str) -> tuple[int, bytes]:
 
 
 def start_once(folder: Path, *, idle_s: float) -> Started:
-    """Start `culm serve`, ask until it answers 200, let it idle, stop it."""
+    """Start `culm serve`, request until it answers 200, let it idle, stop it."""
     environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
     command = [sys.executable, "-m", "culm", "serve", "--host", "tcp://127.0.0.1:0"]
     command += ["--no-auth", "--data-dir", str(folder / "data"), "--log-level", "error"]
@@ -49,7 +49,7 @@ def start_once(folder: Path, *, idle_s: float) -> Started:
         line = process.stdout.readline().decode()
         found = re.fullmatch(r"listening tcp://127\.0\.0\.1:(\d+)\n", line)
         if found is None:
-            raise RuntimeError(f"culm serve said {line!r}")
+            raise RuntimeError(f"culm serve printed {line!r}")
         status, _ = get(int(found[1]), "/v1/health")
         first_200_s = time.monotonic() - start_s
         if status != 200:
@@ -67,9 +67,9 @@ def _rss_mb(pid: int) -> float:
 
 
 def list_messages(folder: Path, count: int, rounds: int) -> list[Listed]:
-    """GET all messages of one session; the server's CPU, all threads, and the client's wait."""
+    """Get all messages of a session; measure the CPU of the server and the wait of the client."""
     with open_child("publisher", "culm", str(folder)) as server:
-        port = server.hear(Ready).port
+        port = server.receive(Ready).port
         path = server.ask(Command("fill", bursts=count), Filled).path
         found: list[Listed] = []
         for _ in range(rounds):

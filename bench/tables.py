@@ -1,11 +1,11 @@
-"""Results as a person reads them in a terminal."""
+"""Tables of results for a terminal."""
 
 from collections.abc import Sequence
 from statistics import median
 
 
 def aligned_table(lines: Sequence[Sequence[str]], aligned: Sequence[str]) -> str:
-    """The lines with their cells under each other; `aligned` is `<` or `>` for each column."""
+    """Align the cells of each column; `aligned` has `<` or `>` for each of them."""
     widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
@@ -15,12 +15,12 @@ def aligned_table(lines: Sequence[Sequence[str]], aligned: Sequence[str]) -> str
     )
 
 
-def shown_number(value: float) -> str:
+def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def print_footing(work_us: Sequence[float], wrong: Sequence[str], seconds: float) -> None:
-    """What a table stands on: how even the machine was, and what went wrong."""
+def print_footer(work_us: Sequence[float], wrong: Sequence[str], seconds: float) -> None:
+    """Print how steady the machine was, and all errors."""
     work = sorted(work_us)
     print(
         f"\nthe same plain work took {work[0]:.0f} to {work[-1]:.0f} µs, median {median(work):.0f}"

@@ -1,9 +1,9 @@
-"""What do tools cost beside the plain thing? A command, a search, an edit, a judgement.
+"""The cost of tools compared with the plain operation: a command, a search, an edit, a check.
 
 Usage: python -m bench.tools [--quick]
        table on stdout, JSON in bench/out/tools.json
 
-ripgrep is installed into bench/out if it is not there yet. Exit status 1 if a tool gave a wrong
+ripgrep is installed into bench/out if it is missing. Exit status 1 if a tool gave a wrong
 answer; a missed target is only reported, as this machine may be busy. What is measured and how:
 docs/benchmarks.md.
 """
@@ -22,9 +22,9 @@ import uvloop
 from msgspec import Struct
 
 from bench.fanout import describe_machine
-from bench.ratios import OUT, NamedRatio, Ratio, against_work, keep_result
+from bench.ratios import OUT, NamedRatio, Ratio, against_work, write_result
 from bench.runs_yardstick import work_us
-from bench.tables import aligned_table, print_footing, shown_number
+from bench.tables import aligned_table, format_number, print_footer
 from bench.tools_bed import (
     FREQUENT,
     RARE,
@@ -59,7 +59,7 @@ COMMANDS = (
 
 
 class Size(Struct, frozen=True):
-    """How much of everything; the full run takes minutes, most of them for searches."""
+    """The amount of work; a full run takes minutes, mostly for searches."""
 
     rounds: int
     commands: int  # In a round.
@@ -77,8 +77,8 @@ class Row(Struct):
     unit: str
     measured: float
     yardstick: float | None
-    compared: float  # What is held to the target.
-    sign: str  # In front of it: × of the yardstick, + beyond it, or nothing.
+    compared: float  # The value that is compared with the target.
+    sign: str  # ×: ratio to the yardstick; +: difference; empty: absolute.
     target: float | None  # None: only reported.
     note: str = ""
 
@@ -92,7 +92,7 @@ class Row(Struct):
 class Result(Struct):
     rows: list[Row]
     wrong: list[str]
-    work_us: list[float]  # The same plain work before every part: what the machine was like.
+    work_us: list[float]  # The same plain work before every part, as a measure of the machine.
     seconds: float
     machine: dict[str, str]
 
@@ -146,13 +146,13 @@ class Bench:
     def _searching(self, bed: Bed, pattern: str, lines: int) -> Side:
         async def search() -> None:
             result = await bed.call("grep", pattern=pattern)
-            said = f'"number_of_matches":{lines},' in result.metadata
-            self._check(f"grep {pattern}", said and not result.is_error)
+            is_found = f'"number_of_matches":{lines},' in result.metadata
+            self._check(f"grep {pattern}", is_found and not result.is_error)
 
         return search
 
     async def edit(self, bed: Bed) -> None:
-        """Each edit finds another line; all of it, from arguments to what is durable."""
+        """Measure edits of different lines, from the arguments to the durable file."""
         texts = [f"line {n:05} {'x' * 52}\n" for n in range(EDIT_LINES)]
         file, other = bed.path / "large.txt", bed.path / "plain.txt"
         for each in (file, other):
@@ -174,14 +174,14 @@ class Bench:
         ms, plain_ms = await self._rounds("edit of 1 MB", ours, plain, self._size.edits, 1)
         lines = file.read_text().splitlines(keepends=True)
         changed = sum(a != b for a, b in zip(texts, lines, strict=True))
-        self._check("edits are in the file", changed == self._size.edits + 1)  # One to warm up.
+        self._check("edits are in the file", changed == self._size.edits + 1)  # One is the warm-up.
         self._add("`edit` of a file of 1 MB", "ms", ms, plain_ms, median(ms), "", EDIT_MS)
 
     def judge(self, folder: Path) -> None:
-        _say("judging shell commands")
+        _progress("judging shell commands")
         places = [folder]
         for command in COMMANDS:
-            judge(command, folder, places)  # The first use loads the grammar.
+            judge(command, folder, places)  # Warm-up: the first use loads the grammar.
         by_command: dict[str, list[float]] = {command: [] for command in COMMANDS}
         for _ in range(self._size.judgements):
             for command, took_us in by_command.items():
@@ -199,12 +199,12 @@ class Bench:
     async def _rounds(
         self, what: str, ours: Side, plain: Side, rounds: int, times: int
     ) -> tuple[list[float], list[float]]:
-        """How long one takes, in ms, each round; the sides take turns, to share the noise."""
-        await ours()  # Once for what is done only once.
+        """Return the time of one call in ms per round; the sides alternate to share the noise."""
+        await ours()  # Warm-up.
         await plain()
         found: tuple[list[float], list[float]] = ([], [])
         for number in range(rounds):
-            _say(f"{what}, round {number + 1}")
+            _progress(f"{what}, round {number + 1}")
             self.work_us.append(work_us())
             for side, values in zip((ours, plain), found, strict=True):
                 took_ms: list[float] = []
@@ -228,12 +228,12 @@ class Bench:
         row = Row(name, unit, median(ours), median(plain), compared, sign, target)
         self.rows.append(row)
 
-    def _check(self, what: str, is_right: bool) -> None:  # noqa: FBT001 - reads as a sentence
+    def _check(self, what: str, is_right: bool) -> None:  # noqa: FBT001 - reads well
         if not is_right:
             self.wrong.append(what)
 
 
-def _say(what: str) -> None:
+def _progress(what: str) -> None:
     print(f"  {what} …", file=sys.stderr, flush=True)
 
 
@@ -245,8 +245,8 @@ def table(rows: list[Row]) -> str:
         lines.append(
             (
                 row.name,
-                f"{shown_number(row.measured)} {row.unit}",
-                "" if row.yardstick is None else f"{shown_number(row.yardstick)} {row.unit}",
+                f"{format_number(row.measured)} {row.unit}",
+                "" if row.yardstick is None else f"{format_number(row.yardstick)} {row.unit}",
                 f"{row.compared:{plus}.2f} {unit}" if row.sign else "",
                 "" if row.target is None else f"≤ {plus}{row.target:g} {unit}",
                 row.verdict,
@@ -257,7 +257,7 @@ def table(rows: list[Row]) -> str:
 
 
 def named_ratios(result: Result) -> Iterator[NamedRatio]:
-    """Rows by their own ratio, or against what was measured beside them."""
+    """Yield the ratio of each row: its own, or the one to its yardstick or to plain work."""
     for row in result.rows:
         if row.sign == "×":
             yield NamedRatio(row.name, Ratio(row.compared, "yardstick", budget=row.target))
@@ -268,36 +268,36 @@ def named_ratios(result: Result) -> Iterator[NamedRatio]:
 
 
 def report(result: Result, bench: str) -> int:
-    """Keep it in the file of a benchmark, and print it. The status to exit with."""
-    keep_result(bench, result, named_ratios(result))
+    """Write a result to its file, print it, and return the exit status."""
+    write_result(bench, result, named_ratios(result))
     print(table(result.rows))
-    print_footing(result.work_us, result.wrong, result.seconds)
+    print_footer(result.work_us, result.wrong, result.seconds)
     return 1 if result.wrong else 0
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure tools beside plain processes and rg.")
-    parser.add_argument("--quick", action="store_true", help="a first look, a minute")
+    parser = argparse.ArgumentParser(description="Compare tools with plain processes and rg.")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, a minute")
     return parser.parse_args()
 
 
 async def run(options: argparse.Namespace) -> Result:
     task = asyncio.current_task()
     assert task is not None, "runs in one"
-    # Whatever ends us, the tree goes first.
+    # Remove the tree first, however this process ends.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     start_s = time.monotonic()
     bench = Bench(QUICK if options.quick else FULL)
-    _say("ripgrep")
+    _progress("ripgrep")
     ripgrep = install_ripgrep(OUT / "ripgrep")
-    # Beside the results and not in a temporary directory, which may be memory: fsync must cost.
+    # Not in a temporary directory, which may be in memory: fsync must be real.
     with tempfile.TemporaryDirectory(dir=OUT) as name:
         folder = Path(name)
         async with open_bed(folder, [ripgrep.parent]) as bed, open_bed(folder, []) as bare:
             await bench.command(bed)
             await bench.edit(bed)
             bench.judge(bed.path)
-            _say(f"a tree of {TREE_FILES:,} files")
+            _progress(f"a tree of {TREE_FILES:,} files")
             make_tree(bed.path, TREE_FILES)
             await bench.search(bed, ripgrep, bare)
     seconds = time.monotonic() - start_s

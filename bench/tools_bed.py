@@ -1,4 +1,4 @@
-"""What `tools.py` measures with: a workspace with its tools, a tree of many files, and ripgrep."""
+"""The test bed of `tools.py`: a workspace with its tools, a tree of files, and ripgrep."""
 
 import asyncio
 import os
@@ -14,19 +14,18 @@ from culm.ids import Ids, SessionId
 from culm.processes.client import open_processes
 from culm.store.sessions import add_session
 from culm.store.store import open_store
-from culm.tools.base import CallPlan, CallRequest, CallResult, Tool
+from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, ToolContext
 from culm.tools.files.file_executor import open_file_executor
 from culm.tools.files.paths import WorkspacePaths
 from culm.tools.process.jobs import open_jobs
 from culm.tools.registry import make_tools
-from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, encode
 
-RIPGREP = "ripgrep==14.1.0"  # The program alone, packed as a wheel.
+RIPGREP = "ripgrep==14.1.0"  # Only the program, as a wheel.
 INSTALL_TIMEOUT_S = 300.0
 SESSION = SessionId("session-1")
-FOLDER_FILES = 50  # In each directory of the tree, and so many directories in each above it.
-RARE_EVERY = 1000  # One file of so many has the line that is searched for.
+FOLDER_FILES = 50  # In each directory of the tree; as many directories in each parent.
+RARE_EVERY = 1000  # One of so many files has the searched line.
 RARE, FREQUENT = "needle_", "import os"
 
 
@@ -37,7 +36,7 @@ class Bed:
     env: dict[str, str]
 
     async def call(self, tool: str, **arguments: Json) -> CallResult:
-        """Let a tool do something, without asking anybody."""
+        """Run a tool without a permission check."""
         call = CallRequest("call-1", tool, encode(arguments).decode(), arguments, SESSION, "run-1")
         plan = await self.tools[tool].prepare(call)
         assert isinstance(plan, CallPlan), plan
@@ -45,7 +44,7 @@ class Bed:
 
 
 def install_ripgrep(folder: Path) -> Path:
-    """Where `rg` is; fetched from the registry that pip knows, unless it is there already."""
+    """Return the path of `rg`; install it with pip if it is missing."""
     program = folder / "bin" / "rg"
     if not program.exists():
         options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:")
@@ -55,7 +54,7 @@ def install_ripgrep(folder: Path) -> Path:
 
 
 def make_tree(folder: Path, files: int) -> None:
-    """Source files as a large project has them: about 2 kB each, 50 to a directory."""
+    """Make the source files of a large project: about 2 kB each, 50 in a directory."""
     block = [
         f"    value_{n} = compute(other_{n}, 'text {n * 7}')  # as before\n" for n in range(35)
     ]
@@ -71,7 +70,7 @@ def make_tree(folder: Path, files: int) -> None:
 
 @asynccontextmanager
 async def open_bed(folder: Path, programs: Sequence[Path]) -> AsyncGenerator[Bed]:
-    """All tools of a workspace, with a real store and keeper; `programs` come first in PATH."""
+    """All tools of a workspace, with a real store and supervisor; `programs` come first in PATH."""
     clock, ids = LoopClock(), Ids()
     workspace = folder / "work"
     workspace.mkdir(exist_ok=True)
@@ -86,8 +85,8 @@ async def open_bed(folder: Path, programs: Sequence[Path]) -> AsyncGenerator[Bed
         await store.write(add_session(SESSION, "one", sessions_max=1))
         context = ToolContext(
             workspace_id="w1",
-            inside=WorkspacePaths(workspace),
-            work=work,
+            paths=WorkspacePaths(workspace),
+            executor=work,
             processes=processes,
             store=store,
             clock=clock,
@@ -99,7 +98,7 @@ async def open_bed(folder: Path, programs: Sequence[Path]) -> AsyncGenerator[Bed
 
 
 async def run_plain(bed: Bed, *argv: str | Path) -> bytes:
-    """The same in the plainest way: started, read to its end, reaped."""
+    """Run a command in the plainest way: start, read to the end, reap."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,
@@ -113,7 +112,7 @@ async def run_plain(bed: Bed, *argv: str | Path) -> bytes:
 
 
 def replace_plainly(file: Path, old: str, new: str) -> None:
-    """What an edit cannot do without: read, replace, write beside it, to disk, rename."""
+    """The minimal edit: read, replace, write a new file, fsync, rename."""
     text = file.read_text().replace(old, new, 1)
     beside = file.with_name(f".{file.name}.new")
     with beside.open("w") as out:

@@ -1,9 +1,9 @@
-"""The other processes of `over_http.py`: a bare aiohttp server, and the clients that drive both.
+"""The other processes of `http.py`: a bare aiohttp server, and the clients of both servers.
 
 Usage: traffic.py bare PAGES | gets PLAN | cycles PLAN | streams PLAN     (JSON; commands on stdin)
 
-The clients are cheaper than any server here, so that it is the server which is busy. They read
-the server's CPU clock themselves, right before the first request and after the last answer.
+The clients use less CPU than the servers, so that the server is the busy side. They read the
+CPU clock of the server right before the first request and after the last answer.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ import uvloop
 from aiohttp import web
 from msgspec import Struct
 
-from bench.talk import STEP_TIMEOUT_S, answer, commands
+from bench.ipc import STEP_TIMEOUT_S, answer, commands
 
 CONNECTIONS = 16
 CONNECTING_MAX = 50  # At once, to stay within a listen backlog.
-SETTLE_S = 0.05  # What a server still does after its last answer belongs to the round.
+SETTLE_S = 0.05  # Work of a server after its last answer belongs to the round.
 FILES = 16_384  # Descriptors wanted where 1,024 is the default.
 HEAD_END = b"\r\n\r\n"
 
@@ -32,7 +32,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Place(Struct):
-    """Where a server listens, what it must be shown, and whose CPU it uses."""
+    """The addresses, the token and the process of a server."""
 
     pid: int
     port: int
@@ -40,7 +40,7 @@ class Place(Struct):
     token: str
 
     def head(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """A whole request, the same to every server."""
+        """Return a whole request, the same for every server."""
         length = f"Content-Length: {len(body)}\r\n" if body else ""
         return (
             f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n"
@@ -49,13 +49,13 @@ class Place(Struct):
 
 
 class Pages(Struct):
-    """What a bare server answers: the bytes of the other, by path, and its own empty stream."""
+    """The answers of a bare server: the same bytes by path, and an empty stream."""
 
     unix: str
-    token: str  # Not asked for, but requests must be as long.
+    token: str  # Not checked, but requests must have the same length.
     bodies: dict[str, str]
     workspace: str  # The path of one; it can be created, streamed from and released.
-    first: str  # What a stream begins with.
+    first: str  # The first data of a stream.
 
 
 class Plan(Struct):
@@ -69,12 +69,12 @@ class Plan(Struct):
 class Drove(Struct):
     cpu_s: float  # Of the server, all threads.
     wall_s: float
-    wrong: int  # Answers that were not the expected ones.
+    wrong: int  # Unexpected answers.
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of another process, to the nanosecond; /proc/PID/stat counts in 10 ms."""
-    return time.clock_gettime(~pid << 3 | 2)  # As clock_getcpuclockid(3) makes it on Linux.
+    """Return the CPU time of another process; unlike /proc/PID/stat it is exact to 1 ns."""
+    return time.clock_gettime(~pid << 3 | 2)  # The id of clock_getcpuclockid(3) on Linux.
 
 
 def raise_file_limit() -> None:
@@ -106,7 +106,7 @@ def body_length(head: bytes) -> int:
 
 
 class Gets:
-    """Connections that each ask again as soon as they are answered, until a round is over."""
+    """Connections that send the next request after each answer, until a round is over."""
 
     def __init__(self, plan: Plan) -> None:
         self.request = plan.place.head("GET", plan.path)
@@ -137,7 +137,7 @@ class Gets:
         return Drove(cpu_s(pid) - start_cpu_s, wall_s, self.wrong - before_wrong)
 
     def take(self) -> bool:
-        """True if one more request is to be sent."""
+        """True if one more request should be sent."""
         self._unasked -= 1
         return self._unasked >= 0
 
@@ -152,17 +152,17 @@ class Gets:
 
 
 class Asker(asyncio.Protocol):
-    """One kept connection; never two requests on their way at once."""
+    """One open connection with at most one request in flight."""
 
     def __init__(self, gets: Gets) -> None:
         self._gets = gets
         self._transport: asyncio.Transport | None = None
         self._data = b""
-        self._size = 0  # Of every answer, as of the first.
+        self._size = 0  # The size of every answer, learned from the first.
         self._body = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of what they implement.
+        # uvloop's transports are not subclasses of what they implement.
         self._transport = cast("asyncio.Transport", transport)
 
     def ask(self) -> None:
@@ -205,7 +205,7 @@ async def drive_gets(plan: Plan) -> None:
 
 
 class Cycles:
-    """One client after the other; requests share a connection, each stream has its own."""
+    """One client after the other; requests share a connection, each stream has another."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -225,8 +225,8 @@ class Cycles:
 
     async def _cycle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         place, path, client_id = self._plan.place, self._plan.path, str(uuid.uuid4())
-        wish = msgspec.json.encode({"path": self._plan.directory, "client_id": client_id})
-        writer.write(place.head("POST", "/v1/workspaces", wish))
+        body = msgspec.json.encode({"path": self._plan.directory, "client_id": client_id})
+        writer.write(place.head("POST", "/v1/workspaces", body))
         await self._answer(reader)
         events, stream = await connect_streams(self._plan)
         stream.write(
@@ -254,11 +254,11 @@ async def drive_cycles(plan: Plan) -> None:
             answer(await cycles.round(command.bursts))
 
 
-# --- many streams that only stay
+# --- many idle streams
 
 
 class Idle(asyncio.Protocol):
-    """A stream that reads whatever comes and counts as live once its head is there."""
+    """A stream that ignores its data and counts as live once it has a response head."""
 
     def __init__(self, plan: Plan) -> None:
         self.live = asyncio.get_running_loop().create_future()
@@ -320,7 +320,7 @@ async def drive_streams(plan: Plan) -> None:
 
 
 def bare_app(pages: Pages) -> web.Application:
-    """Handlers that make a response and nothing else: no middleware, no pattern, no checks."""
+    """Handlers that only make a response: no middleware, no patterns, no checks."""
     app = web.Application()
     first = pages.first.encode()
 
@@ -345,7 +345,7 @@ def bare_app(pages: Pages) -> web.Application:
         response.force_close()
         await response.prepare(request)
         await response.write(first)
-        await asyncio.Event().wait()  # Until the client leaves, which cancels this.
+        await asyncio.Event().wait()  # Until the client disconnects, which cancels this.
         return response
 
     for path, body in pages.bodies.items():
@@ -357,7 +357,7 @@ def bare_app(pages: Pages) -> web.Application:
 
 
 async def serve_bare(pages: Pages) -> None:
-    """Listen as `culm.server.app` does, with its settings."""
+    """Listen with the settings of `culm.server`."""
     raise_file_limit()
     runner = web.AppRunner(
         bare_app(pages),

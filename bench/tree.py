@@ -1,4 +1,4 @@
-"""What does a tree of agents cost? Its start, its tokens, its listing, and the letters within it.
+"""The cost of a tree of agents: its start, its tokens, its listing, and its letters.
 
 Usage: python -m bench.tree [--quick] [--only NAME] …
        table on stdout, JSON in bench/out/tree.json
@@ -24,7 +24,7 @@ import uvloop
 from msgspec import Struct
 
 from bench.fanout import describe_machine
-from bench.fleet_bed import is_there, spawn_bare
+from bench.fleet_bed import is_alive, spawn_bare
 from bench.ratios import OUT
 from bench.runs_host import Cores, open_model, open_place
 from bench.runs_yardstick import work_us
@@ -48,13 +48,13 @@ from culm.testing.script import Reply
 FIRST_S, CALL_RATIO, TOKEN_US, LIST_MS, LETTER_RATIO = 0.5, 1.5, 60.0, 50.0, 2.0
 CROWD = 20  # Agents of one call.
 MOMENTS: tuple[tuple[str, Moment, float | None], ...] = (
-    ("every agent known to a client", "told", None),
-    ("every worker heard", "heard", FIRST_S),
-    ("every agent said or called something", "spoke", FIRST_S),
+    ("every agent known to a client", "known", None),
+    ("every worker heard", "connected", FIRST_S),
+    ("every agent said or called something", "active", FIRST_S),
 )
-WIDTHS = (4, 7, 6)  # Children of an agent, by depth: 200 agents, of whom the lowest stream.
+WIDTHS = (4, 7, 6)  # Children of an agent, by depth: 200 agents; the leaves stream.
 PACE = 20.0  # Tokens a second of each of those.
-MANY, FEW = 10_000, 100  # Agents that are listed, and what a look-up is compared with.
+MANY, FEW = 10_000, 100  # Agents that are listed, and for comparison.
 ALONE = 2  # Rounds of a call with one agent, for each server.
 LETTERS = 200  # In one round.
 DONE = "Done."
@@ -62,9 +62,9 @@ GONE_EVERY_S, GONE_TRIES = 0.05, 100
 
 
 class Size(Struct, frozen=True):
-    """How much of everything; the full run takes about three minutes."""
+    """The amount of work; a full run takes about three minutes."""
 
-    servers: int  # Each is cold once.
+    servers: int  # Each has one cold call.
     crowds: int  # On each.
     trees: int
     tokens: int  # Of each that streams.
@@ -89,7 +89,7 @@ class Bench:
     # --- one call, many agents
 
     async def crowd(self) -> None:
-        """A call that starts twenty, on servers that were never asked for one and on warm ones."""
+        """Start twenty agents by one call, on cold and on warm servers."""
         bare_s: list[float] = []
         cold: list[Ran] = []
         warm: list[Ran] = []
@@ -97,7 +97,7 @@ class Bench:
         for number in range(self._size.servers):
             with open_place(self._folder, f"crowd-{number}") as place:
                 async with open_bed(place, self._model_url) as bed:
-                    self._say(f"{CROWD} agents of one call, server {number + 1}")
+                    self._progress(f"{CROWD} agents of one call, server {number + 1}")
                     cold.append(await self._call(bed, CROWD))
                     for _ in range(self._size.crowds):
                         self.work_us.append(work_us())
@@ -110,9 +110,9 @@ class Bench:
     async def _call(self, bed: Bed, agents: int) -> Ran:
         await bed.play(script_of(leading("@lead:", [OFFLINE] * agents), Reply(text=DONE)))
         ran = await bed.run("@lead:", agents)
-        said = sum(count for text, count in ran.texts.items() if "One line of notes." in text)
+        count = sum(times for text, times in ran.texts.items() if "One line of notes." in text)
         self._check_done(ran, agents)
-        self._check(f"{agents} have read the notes: {said}", said == agents)
+        self._check(f"{agents} have read the notes: {count}", count == agents)
         return ran
 
     def _add_crowd(
@@ -145,16 +145,16 @@ class Bench:
         flat: list[Ran] = []
         with open_place(self._folder, "tree") as place:
             async with open_bed(place, self._model_url) as bed:
-                self._say(f"{agents} agents of depth {len(WIDTHS)}, held")
+                self._progress(f"{agents} agents of depth {len(WIDTHS)}, held")
                 await self._play_tree(bed, Reply(tokens=1, hold_after=0))
                 held, sizes = await bed.run_held("@0:", agents)
                 self._check_done(held, agents)
-                self._say("… that say one word")
+                self._progress("… with one word each")
                 short = await self._stream(bed, Reply(tokens=1))
                 for number in range(size.trees):
-                    self._say(f"… that stream flat out, round {number + 1}")
+                    self._progress(f"… streaming flat out, round {number + 1}")
                     flat.append(await self._stream(bed, Reply(tokens=size.tokens)))
-                self._say(f"… that stream {PACE:.0f} tokens/s each")
+                self._progress(f"… streaming {PACE:.0f} tokens/s each")
                 paced = await self._stream(bed, Reply(tokens=size.paced_tokens, rate=PACE))
             await self._check_gone([held, short, *flat, paced])
         name = f"{agents} agents of depth {len(WIDTHS)}"
@@ -177,13 +177,13 @@ class Bench:
         ran = await bed.run("@0:", agents)
         self._check_done(ran, agents)
         text = "".join(f"tok{n} " for n in range(leaf.tokens)).strip()
-        wanted = {text: leaves, DONE: sum(above) + 1}  # Also whom people talk to.
-        self._check(f"all have said their text: {_shortened(ran)}", ran.texts == wanted)
+        wanted = {text: leaves, DONE: sum(above) + 1}  # The top session, too.
+        self._check(f"all have sent their text: {_shortened(ran)}", ran.texts == wanted)
         self._check(f"{ran.tokens} of {tokens} tokens came", ran.tokens == tokens)
         return ran
 
     def _add_tokens(self, name: str, runs: Sequence[Ran], short: Ran) -> None:
-        """What streaming costs beyond a tree that says one word."""
+        """Add the cost of streaming beyond a tree with one word each."""
         us = median((ran.cpu_s - short.cpu_s) / (ran.tokens - short.tokens) * 1e6 for ran in runs)
         whole_us = median(ran.cpu_s / ran.tokens * 1e6 for ran in runs)
         rate = median(ran.tokens / ran.wall_s for ran in runs)
@@ -194,11 +194,11 @@ class Bench:
         name = f"{name}: server CPU per token"
         self.rows.append(Row(name, "µs", us, None, us, "", TOKEN_US, note))
 
-    # --- looking at a large tree
+    # --- listing a large tree
 
     async def listing(self) -> None:
-        few = await self._look(FEW)
-        many = await self._look(MANY)
+        few = await self._measure_listing(FEW)
+        many = await self._measure_listing(MANY)
         for what, target in (
             ("all of them", LIST_MS),
             ("all below the top", LIST_MS),
@@ -217,8 +217,8 @@ class Bench:
                     )
                 )
 
-    async def _look(self, agents: int) -> dict[str, tuple[list[float], list[float]]]:
-        self._say(f"looking at {agents:,} agents")
+    async def _measure_listing(self, agents: int) -> dict[str, tuple[list[float], list[float]]]:
+        self._progress(f"listing {agents:,} agents")
         one = agent_name(0)
         asked = (
             ("all of them", "/agents", agents),
@@ -237,7 +237,7 @@ class Bench:
                     for what, path, count in asked:
                         before_s = cpu_s(bed.served.pid)
                         start_s = time.perf_counter()
-                        answer = await bed.desk.ask("GET", path)
+                        answer = await bed.client.ask("GET", path)
                         found[what][1].append((time.perf_counter() - start_s) * 1e3)
                         found[what][0].append((cpu_s(bed.served.pid) - before_s) * 1e3)
                         shown = answer.body.count(b'"agent_id"')
@@ -251,7 +251,7 @@ class Bench:
         plain: list[float] = []
         ratios: list[float] = []
         for number in range(self._size.letters):
-            self._say(f"letters, round {number + 1}")
+            self._progress(f"letters, round {number + 1}")
             found = measure(self._folder / f"letters-{number}", LETTERS)
             self._check(f"{found.lost} letters were lost", not found.lost)
             ours.append(median(found.ours))
@@ -262,29 +262,32 @@ class Bench:
         name = "a letter delivered, claimed and acknowledged, against a file made as safe"
         self.rows.append(Row(name, "µs", median(ours), median(plain), p50, "×", LETTER_RATIO, note))
 
-    # --- was it right
+    # --- checks
 
     def _check_done(self, ran: Ran, agents: int) -> None:
-        ends = [life.outcome for life in ran.lives.values()]
-        self._check(f"{agents} agents have ended well: {ends}", ends == ["completed"] * agents)
-        seen = all(life.told and life.begun and life.heard for life in ran.lives.values())
-        self._check("each was told, begun and heard", seen and ran.called > 0 < ran.answered)
+        ends = [times.outcome for times in ran.agents_by_session.values()]
+        self._check(f"{agents} agents have completed: {ends}", ends == ["completed"] * agents)
+        seen = all(
+            times.known and times.begun and times.connected
+            for times in ran.agents_by_session.values()
+        )
+        self._check("each was known, started and connected", seen and ran.called > 0 < ran.answered)
 
     async def _check_gone(self, runs: Sequence[Ran]) -> None:
-        """Workers end with their server, which does not wait for the last of them."""
+        """Wait until all workers are gone: a server does not wait for the last of them."""
         left = {pid for ran in runs for pid in ran.pids}
         for _ in range(GONE_TRIES):
-            left = set(filter(is_there, left))
+            left = set(filter(is_alive, left))
             if not left:
                 return
             await asyncio.sleep(GONE_EVERY_S)
         self.wrong.append(f"{len(left)} workers are left")
 
-    def _check(self, what: str, is_right: bool) -> None:  # noqa: FBT001 - reads as a sentence
+    def _check(self, what: str, is_right: bool) -> None:  # noqa: FBT001 - reads well
         if not is_right:
             self.wrong.append(what)
 
-    def _say(self, what: str) -> None:
+    def _progress(self, what: str) -> None:
         self.work_us.append(work_us())
         print(f"  {what} …", file=sys.stderr, flush=True)
 
@@ -305,7 +308,7 @@ def _timed_s(action: Callable[[], None]) -> float:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure trees of agents, and their mail.")
-    parser.add_argument("--quick", action="store_true", help="a first look, a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, a minute")
     parser.add_argument("--only", action="append", choices=PARTS, help="repeatable")
     return parser.parse_args()
 
@@ -316,12 +319,12 @@ PARTS = ("crowd", "tree", "listing", "letters")
 async def run(options: argparse.Namespace) -> Result:
     task = asyncio.current_task()
     assert task is not None, "runs in one"
-    # Whatever ends us, the servers and their workers go first.
+    # End the servers and their workers first, however this process ends.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     start_s = time.monotonic()
     wanted: Sequence[str] = options.only or PARTS
     with ExitStack() as stack:
-        # Beside the results and not in a temporary directory, which may be memory: fsync must cost.
+        # Not in a temporary directory, which may be in memory: fsync must be real.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=OUT)))
         model = stack.enter_context(open_model(folder, Cores(), 0))
         bench = Bench(QUICK if options.quick else FULL, folder, model.url)

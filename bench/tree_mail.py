@@ -1,4 +1,4 @@
-"""Letters beside the least that is as durable, for `tree.py`. All of it blocks as the disk does."""
+"""Letters compared with a minimal durable file, for `tree.py`. All calls block on the disk."""
 
 import os
 import time
@@ -16,15 +16,15 @@ TEXT = "Please look at the second part as well, and say what you find. " * 4
 
 
 class Letters(Struct):
-    """One letter from its delivery to its end, in µs, and the same bytes put down plainly."""
+    """Times of letters from delivery to acknowledgement in µs, and of plain files."""
 
     ours: list[float]
     plain: list[float]
-    lost: int  # Letters that were not what was delivered.
+    lost: int  # Letters that differ from what was delivered.
 
 
 def measure(folder: Path, letters: int) -> Letters:
-    """Each in turn, to share what the disk is busy with."""
+    """Alternate between both, so that they share the load of the disk."""
     mailbox = MaildirPostOffice(folder / "mailboxes", LoopClock()).make("agent")
     found = Letters([], [], 0)
     plain = folder / "plain"
@@ -34,9 +34,9 @@ def measure(folder: Path, letters: int) -> Letters:
         letter = _letter(number)
         data = encode_letter(letter)
         start_ns = time.perf_counter_ns()
-        is_right = _pass_on(mailbox, letter)
+        is_right = _deliver_and_ack(mailbox, letter)
         between_ns = time.perf_counter_ns()
-        put_down(plain, letter.id, data)
+        write_durably(plain, letter.id, data)
         end_ns = time.perf_counter_ns()
         (plain / "new" / letter.id).unlink()
         found.ours.append((between_ns - start_ns) / 1e3)
@@ -55,13 +55,13 @@ def _letter(number: int) -> Letter:
     )
 
 
-def _pass_on(mailbox: Mailbox, letter: Letter) -> bool:
+def _deliver_and_ack(mailbox: Mailbox, letter: Letter) -> bool:
     mailbox.deliver(letter)
     claims = mailbox.claim(1)
     return [claim.letter for claim in claims] == [letter] and mailbox.ack(claims[0])
 
 
-def put_down(folder: Path, name: str, data: bytes) -> None:
+def write_durably(folder: Path, name: str, data: bytes) -> None:
     """Write, fsync, rename, fsync of the directory."""
     temporary = folder / "tmp" / name
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,19 +1,19 @@
-"""A project with many agents, made for `tree.py`: rows as the store itself writes them."""
+"""A project with many agents for `tree.py`, written by the store itself."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from culm.clock import LoopClock
 from culm.ids import AgentId, Ids, RunId, SessionId
-from culm.store.agents import NewAgent, add_agent, begin_agent, end_agent, take_up_agent
+from culm.store.agents import NewAgent, add_agent, assign_agent, begin_agent, end_agent
 from culm.store.base import Tx, together
 from culm.store.sessions import add_session
 from culm.store.store import open_store
 from culm.wire.endings import Ending
 from culm.workspace.roots import project_folder
 
-TOP = SessionId("11111111-1111-4111-8111-111111111111")  # The session they all work for.
-WIDTH = 10  # Children of an agent, as long as there are agents left to be one.
+TOP = SessionId("11111111-1111-4111-8111-111111111111")  # The session at the top of the tree.
+WIDTH = 10  # Children of an agent, except at the end.
 GROUP = 500  # Agents in one transaction.
 TERMS = '{"prompt":"You work on a part of a larger task, for another agent."}'
 
@@ -27,7 +27,7 @@ def session_name(number: int) -> SessionId:
 
 
 def path_to(number: int) -> list[int]:
-    """The numbers of those above, from the top. Numbers go level by level: ten of each below."""
+    """Return the numbers of all parents from the top. Numbers go level by level."""
     above: list[int] = []
     while number >= WIDTH:
         number = number // WIDTH - 1
@@ -36,7 +36,7 @@ def path_to(number: int) -> list[int]:
 
 
 def below(number: int, agents: int) -> int:
-    """How many agents are below one, of so many."""
+    """Return the number of agents below one of them."""
     first, last, found = number, number, 0
     while (first := WIDTH * (first + 1)) < agents:
         last = WIDTH * (last + 1) + WIDTH - 1
@@ -62,9 +62,9 @@ def _new_agent(number: int) -> NewAgent:
 
 
 def _life(tx: Tx, number: int) -> None:
-    """It was given its assignment, began, and has ended."""
+    """Write the assignment, the start and the end of an agent."""
     agent_id, run_id = agent_name(number), RunId(f"44444444-4444-4444-8444-{number:012d}")
-    take_up_agent(tx, agent_id, run_id)
+    assign_agent(tx, agent_id, run_id)
     begin_agent(tx, agent_id, run_id)
     end_agent(tx, agent_id, run_id, Ending("end_turn"))
 
@@ -75,7 +75,7 @@ def _groups(agents: int) -> Iterator[Sequence[int]]:
 
 
 async def fill(data_dir: Path, directory: Path, agents: int) -> None:
-    """Into the data of a server that does not run."""
+    """Write the rows into the data directory of a stopped server."""
     folder = project_folder(data_dir, directory)
     folder.mkdir(parents=True)
     async with open_store(folder / "culm.db", LoopClock(), Ids()) as store:

@@ -1,10 +1,10 @@
-"""The least a server can do: the same bytes, joined once, one write per connection. No checks."""
+"""A minimal server: the same bytes, joined once, one write per connection, no checks."""
 
 import asyncio
 from typing import cast
 
 from bench import frames
-from bench.talk import Ready
+from bench.ipc import Ready
 from culm.events.views import encode_delta
 from culm.ids import MessageId, SessionId
 
@@ -17,7 +17,7 @@ class Connection(asyncio.Protocol):
         self._transports = transports
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of what they implement.
+        # uvloop's transports are not subclasses of what they implement.
         stream = cast("asyncio.Transport", transport)
         self._transports.append(stream)
         stream.write(_HEAD)

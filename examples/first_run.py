@@ -1,9 +1,9 @@
-"""What `make run` shows: `culm run` on a machine where nothing is set up, in a scratch copy.
+"""The demo of `make run`: `culm run` without any configuration, in a scratch copy.
 
-One prompt has two agents work side by side, each a process of its own. It uses a home of its own
-and the embedded model, whatever keys the environment has. What needs permission is answered by the
-options below, for the agents, too: edits of Python files and `make test` are allowed, and as nobody
-can be asked, the rest is refused.
+One prompt starts two agents in parallel, each in its own process. It uses its own home and the
+embedded model, whatever keys the environment has. The options below decide permissions, for the
+agents, too: edits of Python files and `make test` are allowed; the rest is refused, because
+there is no terminal to ask at.
 """
 
 import difflib
@@ -32,7 +32,7 @@ def main() -> int:
         scratch = home / "garden"
         shutil.copytree(GARDEN, scratch, ignore=shutil.ignore_patterns("__pycache__"))
         socket = home / "culm.sock"
-        # This server goes as soon as nobody needs it; yours stays a minute.
+        # This server exits as soon as it is unused; by default it stays for a minute.
         settings = home / "culm.json"
         settings.write_text('{"detach_grace_s": 0.2, "linger_s": 0}')
         command = ["culm", "run", *POLICY, PROMPT]
@@ -43,7 +43,7 @@ def main() -> int:
                 *(sys.executable, "-m", *command),
                 *("--dir", str(scratch), "--host", f"unix://{socket}", "--config", str(settings)),
             ],
-            stdin=subprocess.DEVNULL,  # What is piped in here is no part of the prompt.
+            stdin=subprocess.DEVNULL,  # Piped input is not part of the prompt.
             env=_environment(home),
             timeout=RUN_S,
         )
@@ -60,13 +60,13 @@ def main() -> int:
 def _environment(home: Path) -> dict[str, str]:
     folders = {f"XDG_{kind}_HOME": str(home / kind.lower()) for kind in ("CONFIG", "DATA", "STATE")}
     own = {"CULM_NO_DISCOVERY": "1", "PYTHON": sys.executable, "PYTHONDONTWRITEBYTECODE": "1"}
-    # Without what `make run` says to its children, or the garden's `make` talks of folders.
+    # Without the variables of `make run`, or the garden's `make` would print folders.
     around = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return {**around, **folders, **own}
 
 
 def _differences(scratch: Path) -> list[str]:
-    """What the run has left on disk."""
+    """Return the changes that the run has made on disk."""
     lines: list[str] = []
     for file in sorted(GARDEN.iterdir()):
         copy = scratch / file.name

@@ -1,4 +1,4 @@
-"""Certificates that nobody has signed but whoever made them."""
+"""Self-signed certificates."""
 
 import asyncio
 import shutil

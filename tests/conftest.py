@@ -1,4 +1,4 @@
-"""Every test runs on the loop that the product runs on; asyncio's debug mode is on."""
+"""Fixtures of all tests: they run on uvloop, as the product does, in asyncio's debug mode."""
 
 import asyncio
 import os
@@ -8,17 +8,17 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from tests.debugging import keep_notes_short
+from tests.debugging import shorten_stacks
 from tests.support import BREADTH
 
 pytest_plugins = ["tests.suite.reporting"]
-keep_notes_short()
+shorten_stacks()
 
-# No test finds a key, a model server or the configuration of whoever runs it.
+# No test finds a key, a model server or the configuration of the user who runs it.
 os.environ["CULM_NO_DISCOVERY"] = "1"
 os.environ["XDG_CONFIG_HOME"] = "/nowhere"
 
-# A busy machine is no failure: what takes too long is bounded by pytest's own time-out.
+# A slow machine is not a failure: pytest's own time-out is the limit.
 settings.register_profile("culm", deadline=None, max_examples=max(10, int(50 * BREADTH)))
 settings.load_profile("culm")
 
@@ -30,7 +30,7 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is in `live/` is marked so, and runs last."""
+    """Mark the tests in `live/` and run them last."""
     for item in items:
         if "live" in item.path.parts:
             item.add_marker(pytest.mark.live)

@@ -1,8 +1,8 @@
-"""Debug mode of asyncio at a price that a suite can pay: all of its checks, short memories.
+"""Cheaper debug mode of asyncio: all of its checks, with short stack traces.
 
-In that mode every future, task and callback notes the stack that made it, and each note reads up
-to sixty frames, the times of their files and their lines: half of the time of a test. Nobody reads
-them unless something fails, and then the nearest frames say where.
+In that mode every future, task and callback records the stack that created it. Each record reads
+up to sixty frames with the times and lines of their files, which takes half of the time of a test.
+They are printed only after a failure, and then the nearest frames are enough.
 """
 
 import traceback
@@ -15,8 +15,8 @@ FRAMES_MAX = 3
 _extract_all = StackSummary.extract
 
 
-def keep_notes_short() -> None:
-    # C code of asyncio holds this very function, and calls it without arguments.
+def shorten_stacks() -> None:
+    # The C code of asyncio has a reference to this function and calls it without arguments.
     traceback.extract_stack.__defaults__ = (None, FRAMES_MAX)
     StackSummary.extract = _extract  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -28,11 +28,11 @@ def _extract(
     lookup_lines: bool = True,
     capture_locals: bool = False,
 ) -> StackSummary:
-    if limit is None or capture_locals:  # Somebody is about to read it.
+    if limit is None or capture_locals:  # It is about to be printed.
         return _extract_all(
             frames, limit=limit, lookup_lines=lookup_lines, capture_locals=capture_locals
         )
-    # Without a look at the disk: a line is read when somebody wants it.
+    # Without disk access: a line is read when it is printed.
     return StackSummary(
         FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False)
         for frame, line in islice(frames, min(limit, FRAMES_MAX))

@@ -1,4 +1,4 @@
-"""Pages that are made from the code: `python -m tests.pages` writes them, a test compares."""
+"""Pages generated from the code: `python -m tests.pages` writes them, a test compares them."""
 
 import inspect
 import json
@@ -33,8 +33,8 @@ def settings_page() -> str:
         [
             "# Settings",
             "",
-            "Made from `culm.settings.Settings`. `culm serve --config FILE` reads them from a JSON",
-            'object, for example `{"linger_s": 600}`; the options of `culm serve` win.',
+            "Generated from `culm.settings.Settings`. `culm serve --config FILE` reads them from a",
+            'JSON object, for example `{"linger_s": 600}`; the options of `culm serve` win.',
             "",
             "| setting | default | meaning |",
             "| --- | --- | --- |",
@@ -48,9 +48,9 @@ def cli_page() -> str:
     pieces = [
         "# Command line",
         "",
-        "Made from the commands themselves. What people and scripts can rely on is in",
-        "[contract/cli.md](contract/cli.md), the lines of `--json` in",
-        "[run-lines.schema.json](run-lines.schema.json); programs in Python use the",
+        "Generated from the commands. What people and scripts can rely on is in",
+        "[contract/cli.md](contract/cli.md), the lines of `--json` are in",
+        "[run-lines.schema.json](run-lines.schema.json). Python programs use the",
         "[client](client.md).",
         "",
     ]
@@ -61,16 +61,18 @@ def cli_page() -> str:
 
 
 def all_contexts() -> Iterator[click.Context]:
-    """Of every command, as a terminal of 80 columns has it."""
+    """Contexts of every command, for a terminal of 80 columns."""
     root = click.Context(culm, info_name="culm", terminal_width=80, help_option_names=HELP_OPTIONS)
     return _contexts(root)
 
 
 def _contexts(context: click.Context) -> Iterator[click.Context]:
-    """A command and all below it."""
+    """The context of a command and of all its subcommands."""
     yield context
     if isinstance(context.command, click.Group):
-        for name, command in context.command.commands.items():
+        for name in context.command.commands:
+            command = context.command.get_command(context, name)
+            assert command is not None, name
             yield from _contexts(click.Context(command, context, info_name=name))
 
 
@@ -84,7 +86,7 @@ def routes_page() -> str:
     pieces = [
         "# Routes",
         "",
-        "Made from the routes themselves; types are in [openapi.json](openapi.json).",
+        "Generated from the routes; types are in [openapi.json](openapi.json).",
     ]
     for noun, routes in BY_NOUN.items():
         pieces += [
@@ -96,17 +98,17 @@ def routes_page() -> str:
         ]
         for route in routes:
             hints = route.hints()
-            body, answer = _type_words(hints.get("body")), _type_words(hints["return"])
-            words = " ".join((route.handler.__doc__ or "").split())
-            pieces.append(f"| `{route.method} {route.path}` | {body} → {answer} | {words} |")
+            body, answer = _type_text(hints.get("body")), _type_text(hints["return"])
+            text = " ".join((route.handler.__doc__ or "").split())
+            pieces.append(f"| `{route.method} {route.path}` | {body} → {answer} | {text} |")
     return "\n".join([*pieces, ""])
 
 
-def _type_words(kind: Any) -> str:  # noqa: ANN401 - a type as `get_type_hints` hands it out
+def _type_text(kind: Any) -> str:  # noqa: ANN401 - a type as `get_type_hints` hands it out
     if kind is None or kind is type(None):
         return "–"
-    words = re.sub(r"[\w.]+\.", "", str(kind)) if get_args(kind) else kind.__name__
-    return f"`{words.replace(' | None', '?').replace('Raw', '')}`".replace("|", "\\|")
+    text = re.sub(r"[\w.]+\.", "", str(kind)) if get_args(kind) else kind.__name__
+    return f"`{text.replace(' | None', '?').replace('Raw', '')}`".replace("|", "\\|")
 
 
 def openapi_page() -> str:
@@ -116,7 +118,7 @@ def openapi_page() -> str:
 def schema_page() -> str:
     return (
         json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
-    )  # As `culm config schema`.
+    )  # Like `culm config schema`.
 
 
 def lines_page() -> str:
@@ -127,7 +129,7 @@ _SECTION = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def with_tables(name: str) -> str:
-    """A page that people write, with the tables in it that are made."""
+    """A hand-written page with its generated tables."""
 
     def made(found: re.Match[str]) -> str:
         return f"{found[1]}{SECTIONS[found[2]]().strip()}\n{found[3]}"
@@ -146,7 +148,7 @@ PAGES = {
     "models.md": partial(with_tables, "models.md"),
     "tools.md": partial(with_tables, "tools.md"),
     "permissions.md": partial(with_tables, "permissions.md"),
-    "custody.md": partial(with_tables, "custody.md"),
+    "processes.md": partial(with_tables, "processes.md"),
 }
 
 

@@ -8,12 +8,12 @@ from msgspec import Meta, Struct, UnsetType
 
 from culm.config.schema import AgentRole, Hook, OwnTool, ProjectFile, ProviderFile
 from culm.model.catalog import known_providers
-from culm.model.dialects import OURS
+from culm.model.dialects import BUILT_IN
 from culm.model.local_servers import LOCAL_SERVERS
 from culm.wire.config import Model, Options, SelectedModel, TuiOptions
 from culm.wire.rules import Rule
 
-Hint = Any  # A type, as an annotation has it.
+Hint = Any  # The type in an annotation.
 
 _KINDS: tuple[tuple[str, type[Struct]], ...] = (
     ("culm.json", ProjectFile),
@@ -39,8 +39,8 @@ def _table(title: str, kind: type[Struct]) -> Iterator[str]:
     names = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
     hints = get_type_hints(kind, include_extras=True)
     for name, key in names.items():
-        words = _description(hints[name]) or "Kept for later."
-        yield f"| `{key}` | {_kind_of(hints[name])} | {words} |"
+        text = _description(hints[name]) or "Reserved."
+        yield f"| `{key}` | {_kind_of(hints[name])} | {text} |"
     yield ""
 
 
@@ -58,12 +58,15 @@ def _kind_of(hint: Hint) -> str:
         return "list"
     if get_origin(hint) is Literal:
         return "text"
-    words = {str: "text", bool: "true or false", int: "whole number", float: "number"}
-    return cast("dict[Hint, str]", words).get(hint, "object")
+    kinds = {str: "text", bool: "true or false", int: "whole number", float: "number"}
+    return cast("dict[Hint, str]", kinds).get(hint, "object")
 
 
 def providers() -> str:
-    rows = ["| variable | provider | large | small | moved by |", "| --- | --- | --- | --- | --- |"]
+    rows = [
+        "| key variable | provider | large | small | URL variable |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     rows += [
         f"| `{one.key_env}` | {one.name} (`{one.id}`) | `{one.large}` | `{one.small}` "
         f"| `{one.url_env}` |"
@@ -73,7 +76,7 @@ def providers() -> str:
 
 
 def local() -> str:
-    rows = ["| server | id | asked at | elsewhere by |", "| --- | --- | --- | --- |"]
+    rows = ["| server | id | default address | override variable |", "| --- | --- | --- | --- |"]
     rows += [
         f"| {one.name} | `{one.id}` | `127.0.0.1:{one.port}` | `{one.url_env}` |"
         for one in LOCAL_SERVERS
@@ -82,11 +85,11 @@ def local() -> str:
 
 
 def types() -> str:
-    rows = ["| `type` | speaks | by itself at | needs a key |", "| --- | --- | --- | --- |"]
-    for name, dialect in OURS.items():
-        speaks = _MODELS.get(getattr(dialect.make, "__name__", ""), "rules, not an LLM")
+    rows = ["| `type` | API | default URL | needs a key |", "| --- | --- | --- | --- |"]
+    for name, dialect in BUILT_IN.items():
+        api = _MODELS.get(getattr(dialect.make, "__name__", ""), "none: rules, not an LLM")
         where = f"`{dialect.base_url}`" if dialect.base_url else "–"
-        rows.append(f"| `{name}` | {speaks} | {where} | {'yes' if dialect.needs_key else 'no'} |")
+        rows.append(f"| `{name}` | {api} | {where} | {'yes' if dialect.needs_key else 'no'} |")
     return "\n".join(rows)
 
 

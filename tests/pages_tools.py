@@ -1,6 +1,6 @@
-"""The tables of arguments, bounds and read-only commands in the pages about tools and permissions.
+"""The tables of arguments, limits and read-only commands in the pages about tools and permissions.
 
-Made from what the tools say of themselves, so that a page cannot promise another number.
+Generated from the tools themselves, so that the numbers on a page are always right.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,11 +8,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
-from culm.permission import asks, hooks
-from culm.permission import gate as gate
+from culm.permission import asks, gate, hooks
 from culm.processes import base as processes_base
-from culm.processes import process_table as holding
-from culm.processes import shim as shim
+from culm.processes import process_table, shim
 from culm.run import loop
 from culm.shell.table import table_markdown
 from culm.tools import (
@@ -30,7 +28,7 @@ from culm.tools import (
     view,
 )
 from culm.tools import own_tools as own
-from culm.tools.base import Tool
+from culm.tools.base import Tool, ToolContext
 from culm.tools.files import change as changing
 from culm.tools.files import file_executor as work
 from culm.tools.files import safe_open as opening
@@ -42,7 +40,6 @@ from culm.tools.process.jobs import BackgroundJobs
 from culm.tools.registry import make_tools
 from culm.tools.search import process as search
 from culm.tools.search import ripgrep
-from culm.tools.tool_context import ToolContext
 from culm.tools.web import http_fetch as getting
 from culm.wire.codec import Json
 
@@ -55,7 +52,7 @@ _KINDS = {"string": "text", "boolean": "true or false", "array": "list", "object
 
 @cache
 def _tools() -> dict[str, Tool]:
-    """Culm's own. They are only looked at, so what they would work with is not there."""
+    """Return culm's own tools. They are only inspected, so they get no services."""
     nothing = cast("Any", None)
     context = ToolContext(
         "", WorkspacePaths(Path("/")), nothing, nothing, nothing, nothing, nothing, dict, Path("/")
@@ -65,9 +62,9 @@ def _tools() -> dict[str, Tool]:
 
 
 def tool(name: str) -> str:
-    """What one tool takes, and how it is called."""
+    """Return the arguments of a tool, and how it is called."""
     one = _tools()[name]
-    together = "Runs beside others" if one.parallel else "Runs alone"
+    together = "Runs in parallel" if one.parallel else "Runs alone"
     lines = ["| argument | | |", "| --- | --- | --- |", *_rows(one.spec.parameters, "")]
     return "\n".join([*lines, "", f"{together}. After a crash: `{one.crash}`."])
 
@@ -94,7 +91,7 @@ def _kind(about: dict[str, Any]) -> str:
     return f"{_KINDS[about['type']]}{f', at most {most:,}{unit}' if most else ''}"
 
 
-# --- bounds
+# --- limits
 
 
 def _size(count: int) -> str:
@@ -111,22 +108,26 @@ def _seconds(seconds: float) -> str:
 def tool_bounds() -> str:
     rows = (
         ("any", "a result", f"{loop.RESULT_CHARS_MAX:,} characters, then it is cut"),
-        ("any", "calls of one step at the same time", f"{loop.PARALLEL_MAX}"),
+        ("any", "parallel calls of one step", f"{loop.PARALLEL_MAX}"),
         ("any", "a path", f"{arguments.PATH_CHARS_MAX:,} characters, {opening.DEPTH_MAX} deep"),
-        ("file tools", "one call", f"{_seconds(work.WALL_S)}, then it answers with what it has"),
+        ("file tools", "one call", f"{_seconds(work.WALL_S)}, then it returns a partial result"),
         ("`bash`", "a command", _size(running.COMMAND_BYTES_MAX)),
         ("`bash`", "in the foreground", f"{_seconds(bash.FOREGROUND_S)}, then it is a job"),
-        ("`bash`", "any time it is given", _seconds(bash.SECONDS_MAX)),
-        ("`bash`", "output in the result", f"{_size(output.MODEL_BYTES_MAX)}, half of it the end"),
+        ("`bash`", "the longest timeout", _seconds(bash.SECONDS_MAX)),
+        (
+            "`bash`",
+            "output in the result",
+            f"{_size(output.MODEL_BYTES_MAX)}, half of it from the end",
+        ),
         ("`bash`", "output in a file", _size(output.FILE_BYTES_MAX)),
         (
             "`bash`",
-            "such files of a workspace",
-            f"{output.FILES_MAX}, {_size(output.FOLDER_BYTES_MAX)} together; the oldest go",
+            "output files of a workspace",
+            f"{output.FILES_MAX}, {_size(output.FOLDER_BYTES_MAX)} in total, then the oldest go",
         ),
         ("`bash`", "output shown while it runs", _size(running.LIVE_BYTES_MAX)),
         ("jobs", "running in a workspace", f"{jobs.RUNNING_MAX}"),
-        ("jobs", "kept after their end", f"{jobs.FINISHED_MAX}, the oldest go"),
+        ("jobs", "kept after their end", f"{jobs.FINISHED_MAX}, the oldest are removed"),
         ("`job_output`", "with `wait`", _seconds(job_output.WAIT_S)),
         ("`view`", "lines without a limit", f"{view.LINES:,}, each {view.LINE_CHARS_MAX:,} long"),
         ("`view`", "a result", _size(view.RESULT_BYTES_MAX)),
@@ -135,10 +136,10 @@ def tool_bounds() -> str:
         (
             "`write`, `edit`, `multiedit`",
             "a version in the history",
-            f"{changing.HISTORY_CHARS_MAX:,} characters; of larger files none is kept",
+            f"{changing.HISTORY_CHARS_MAX:,} characters; larger files are not stored",
         ),
         ("`multiedit`", "edits", f"{multiedit.EDITS_MAX}"),
-        ("`ls`", "entries; names read of a directory", f"{ls.ENTRIES_MAX:,}; {walk.NAMES_MAX:,}"),
+        ("`ls`", "entries; names read from a directory", f"{ls.ENTRIES_MAX:,}; {walk.NAMES_MAX:,}"),
         ("`glob`", "paths", f"{glob.FILES_MAX}, the newest"),
         ("`grep`", "lines; of a line", f"{grep.MATCHES_MAX}; {search.LINE_CHARS_SHOWN} characters"),
         (
@@ -148,18 +149,18 @@ def tool_bounds() -> str:
         ),
         (
             "`fetch`, `download`",
-            "all of it",
-            f"{getting.TIMEOUT_S} s unless given, at most {_seconds(getting.TIMEOUT_MAX_S)}",
+            "in total",
+            f"{getting.TIMEOUT_S} s by default, at most {_seconds(getting.TIMEOUT_MAX_S)}",
         ),
-        ("`fetch`, `download`", "looking up a name", _seconds(getting.LOOKUP_S)),
+        ("`fetch`, `download`", "DNS lookup", _seconds(getting.LOOKUP_S)),
         ("`fetch`, `download`", "redirects", f"{getting.REDIRECTS_MAX}"),
         ("`fetch`", "a body", _size(fetch.BODY_BYTES_MAX)),
         ("`fetch`", "a result", f"{fetch.TEXT_CHARS_MAX:,} characters"),
         ("`download`", "a file", _size(download.FILE_BYTES_MAX)),
         ("`todos`", "steps", f"{todos.TODOS_MAX}"),
         ("`!command`", "time; output", _bounds_of_shell()),
-        ("tools of packages", "all together", f"{entry_points.TOOLS_MAX}"),
-        ("tools of yours", "output", _size(own.OUTPUT_BYTES_MAX)),
+        ("tools of packages", "in total", f"{entry_points.TOOLS_MAX}"),
+        ("your own tools", "output", _size(own.OUTPUT_BYTES_MAX)),
     )
     return _table("what", rows)
 
@@ -168,17 +169,17 @@ def _bounds_of_shell() -> str:
     return f"{_seconds(shell_command.WALL_S)}; {_size(shell_command.SHOWN_BYTES_MAX)}"
 
 
-def processes_bounds() -> str:
+def process_bounds() -> str:
     return _table(
         "when",
         (
-            ("all", "processes at once", f"{holding.PROCESSES_MAX} orders"),
-            ("start", "until it runs", _seconds(holding.START_BOUND_S)),
-            ("end of a command", "what it left may end by itself", _seconds(shim.SETTLE_S)),
-            ("end of a command", "then asked to end, for", _seconds(shim.SWEEP_GRACE_S)),
-            ("kill", "between asking and ending", _seconds(processes_base.KILL_GRACE_S)),
-            ("kill", "all of it, verified", _seconds(processes_base.KILL_BOUND_S)),
-            ("a hanging keeper", "is replaced after", _seconds(holding.LOSS_BOUND_S)),
+            ("all", "commands at once", f"{process_table.PROCESSES_MAX}"),
+            ("start", "until the command runs", _seconds(process_table.START_BOUND_S)),
+            ("end of a command", "grace period of the processes it left", _seconds(shim.SETTLE_S)),
+            ("end of a command", "then between SIGTERM and SIGKILL", _seconds(shim.SWEEP_GRACE_S)),
+            ("kill", "between SIGTERM and SIGKILL", _seconds(processes_base.KILL_GRACE_S)),
+            ("kill", "in total, with verification", _seconds(processes_base.KILL_BOUND_S)),
+            ("a supervisor that hangs", "is replaced after", _seconds(process_table.LOSS_BOUND_S)),
         ),
     )
 
@@ -187,9 +188,13 @@ def permission_bounds() -> str:
     return _table(
         "what",
         (
-            ("open asks of a workspace", "permissions, and as many batches", f"{asks.ASKS_MAX}"),
+            (
+                "open asks of a workspace",
+                "permissions, and as many question batches",
+                f"{asks.ASKS_MAX}",
+            ),
             ("an ask of a headless run", "waits for", _seconds(gate.HEADLESS_WAIT_S)),
-            ("a hook", "unless it has a time-out", _seconds(hooks.HOOK_S)),
+            ("a hook", "default time-out", _seconds(hooks.HOOK_S)),
             ("a hook", "output", _size(hooks.OUTPUT_BYTES_MAX)),
             ("hooks", "at once in a workspace", f"{hooks.HOOKS_AT_ONCE}"),
         ),
@@ -197,14 +202,14 @@ def permission_bounds() -> str:
 
 
 def _table(head: str, rows: tuple[tuple[str, str, str], ...]) -> str:
-    lines = [f"| {of} | {what} | {bound} |" for of, what, bound in rows]
-    return "\n".join([f"| {head} | | bound |", "| --- | --- | --- |", *lines])
+    lines = [f"| {of} | {what} | {limit} |" for of, what, limit in rows]
+    return "\n".join([f"| {head} | | limit |", "| --- | --- | --- |", *lines])
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
     **{f"tool_{name}": partial(tool, name) for name in TOOLS},
     "tool_bounds": tool_bounds,
-    "custody_bounds": processes_bounds,
+    "process_bounds": process_bounds,
     "permission_bounds": permission_bounds,
     "read_only_commands": table_markdown,
 }

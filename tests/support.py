@@ -1,4 +1,4 @@
-"""What tests share: the promise a test shows, a clock wound by hand, a bound for every wait."""
+"""Helpers of all tests: contract ids, a fake clock, a limit for every wait."""
 
 import heapq
 import json
@@ -16,26 +16,26 @@ from culm.config.sources import FixedSources
 from culm.model.base import LanguageModel
 from culm.model.choice import ChosenModel, MakeModel
 from culm.model.local_servers import FoundProviders
-from culm.processes.disabled import NoProcesses
+from culm.processes.base import NoProcesses
 from culm.run.project_context import ContextPaths
 from culm.run.system_prompt import ProjectContext
 from culm.settings import ServeOptions, Settings
 from culm.tools.base import CallRequest, CallResult, QuestionPlan, Tool
 from culm.tools.files.file_executor import WALL_S, FileExecutor
 from culm.workspace.config import ConfigOrigins
-from culm.workspace.toolbox import Equipment
+from culm.workspace.toolbox import ServerServices
 
-# How much is tried of what chance chooses: seeds, examples, kinds of sockets. `./check --broad`
-# sets more, `./check --fast` less.
+# Scale of randomized tests: seeds, examples, kinds of sockets. `./check --broad` sets more,
+# `./check --fast` less.
 BREADTH = float(os.environ.get("CULM_BREADTH", "1"))
 
-# Bounds every wait in a test, so that a hang fails and says where. It promises no speed: what takes
-# half a second at rest has taken five on a machine whose cores and disk were all busy.
+# The limit of every wait in a test, so that a hang fails with its place. It is not a promise of
+# speed: half a second on an idle machine has become five on a busy one.
 WAIT_S = 20.0
 
 
 def contract(*ids: str) -> pytest.MarkDecorator:
-    """Tie a test to the promises of docs/contract/ that it shows."""
+    """Tie a test to the ids in docs/contract/ that it verifies."""
     return pytest.mark.contract(*ids)
 
 
@@ -51,7 +51,7 @@ class FakeTimer:
 
 
 class FakeClock:
-    """Time that moves only when a test says so."""
+    """A clock that moves only when a test advances it."""
 
     def __init__(self, now_s: float = 1_800_000_000.0) -> None:
         self._now_s = now_s
@@ -68,7 +68,7 @@ class FakeClock:
         return timer
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, firing what falls due in order."""
+        """Let time pass and fire all due timers in order."""
         end_s = self._now_s + seconds
         while self._timers and self._timers[0].at_s <= end_s:
             timer = heapq.heappop(self._timers)
@@ -82,12 +82,12 @@ class FakeClock:
 
 
 def fixed_origins(config: Document | None = None) -> ConfigOrigins:
-    """Configuration that says `config`, and that nobody changes."""
+    """A fixed configuration with the content `config`."""
     documents = DocumentFile(Path("/nowhere")), DocumentFile(Path("/nowhere"))
-    return ConfigOrigins(FixedSources(config or {}), documents, find_nothing)
+    return ConfigOrigins(FixedSources(config or {}), documents, find_no_providers)
 
 
-async def find_nothing(env: Mapping[str, str]) -> FoundProviders:
+async def find_no_providers(env: Mapping[str, str]) -> FoundProviders:
     return FoundProviders({})
 
 
@@ -97,7 +97,7 @@ def serve_options(
     settings: Settings | None = None,
     config: Mapping[str, object] | None = None,
 ) -> ServeOptions:
-    """Options of a server that keeps to `folder`; with `config`, that is the user's file."""
+    """Options of a server with all files in `folder`; `config` becomes the user's file."""
     file = folder / "culm.json"
     if config is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,39 +111,39 @@ def serve_options(
 
 
 def model_config(url: str, **info: object) -> dict[str, object]:
-    """Configuration that names one model of one provider, which is at `url`."""
+    """A configuration with one model of one provider at `url`."""
     chosen = {"model": "demo-1", "provider": "demo"}
     about = {"id": "demo-1", "name": "Demo One", "context_window": 200_000, **info}
     provider = {"type": "openai-compat", "base_url": url, "api_key": "k", "models": [about]}
     return {"models": {"large": chosen, "small": chosen}, "providers": {"demo": provider}}
 
 
-# Configuration by which not even the embedded model can be asked.
+# A configuration in which even the embedded model is disabled.
 NO_MODEL: Mapping[str, object] = {"providers": {"offline": {"disable": True}}}
 
 
 def no_model(_: ChosenModel) -> LanguageModel:
-    raise AssertionError("nobody is to ask a model here")
+    raise AssertionError("this test must not call a model")
 
 
-async def look_nowhere(path: Path, paths: ContextPaths, now_s: float) -> ProjectContext:
+async def no_project_context(path: Path, paths: ContextPaths, now_s: float) -> ProjectContext:
     return ProjectContext(str(path))
 
 
-def equipment(make_model: MakeModel = no_model, *tools: Tool) -> Equipment:
-    """What a workspace needs that works in no directory."""
+def make_services(make_model: MakeModel = no_model, *tools: Tool) -> ServerServices:
+    """The equipment of a workspace without a directory."""
     by_name = {tool.spec.name: tool for tool in tools}
     work = FileExecutor(LoopClock(), WALL_S)
-    return Equipment(
-        make_model, lambda context, jobs: by_name, look_nowhere, {}, NoProcesses(), work
+    return ServerServices(
+        make_model, lambda context, jobs: by_name, no_project_context, {}, NoProcesses(), work
     )
 
 
-NO_EQUIPMENT = equipment()
+NO_SERVICES = make_services()
 
 
-async def carried_out(tool: Tool, call: CallRequest) -> CallResult:
-    """What comes of a call that nobody is asked about."""
+async def run_call(tool: Tool, call: CallRequest) -> CallResult:
+    """Run a call that needs no permission and return its result."""
     plan = await tool.prepare(call)
     assert not isinstance(plan, QuestionPlan)
     return plan if isinstance(plan, CallResult) else await plan.run(lambda _: None)

@@ -1,7 +1,9 @@
-"""What lint cannot hold: imports point down, sizes stay readable, boundaries are marked."""
+"""Rules that lint cannot check: import direction, sizes, marked boundaries, plain English."""
 
 import ast
 import re
+import tokenize
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,16 +14,16 @@ SOURCES = sorted((ROOT / "src" / "culm").rglob("*.py"))
 MODULE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
 
-# In the order the data flows; a module imports only from its own folder and from below it.
+# Top to bottom; a module imports only from its own folder and from lower layers.
 LAYERS = (
     ("cli",),
-    ("testing",),  # Stands beside the product: only people and tests start it.
+    ("testing",),  # Not part of the product: only people and tests use it.
     ("assemble",),
     ("server",),
     ("workspace",),
     ("subagents",),
     ("worktrees",),
-    ("fleet.worker",),  # The child process: an edge, as the server is.
+    ("fleet.worker",),  # The child process: an outer layer like the server.
     ("run",),
     ("permission",),
     ("tools",),
@@ -37,7 +39,7 @@ LAYERS = (
     ("settings", "logs"),
     ("clock", "errors", "files", "ids", "__init__"),
 )
-# The faces reach a server over the network only.
+# User interfaces reach a server only over the network.
 CLIENT_MAY_IMPORT = {"client", "wire", "clock", "errors", "files", "ids", "settings", "__init__"}
 
 
@@ -61,14 +63,14 @@ def layer_of(folder: str) -> int:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.relative_to(ROOT / "src").as_posix())
-def test_a_module_keeps_to_the_house_style(path: Path) -> None:
+def test_module_follows_the_house_style(path: Path) -> None:
     own = folder_of(".".join(path.relative_to(ROOT / "src").with_suffix("").parts))
     for line, module in imports_of(path):
         other = folder_of(module)
         if own in ("client", "__main__") or other == own:
             allowed = own != "client" or other in CLIENT_MAY_IMPORT
         elif other == "client":
-            allowed = own in ("cli", "__init__")  # The package itself offers it.
+            allowed = own in ("cli", "__init__")  # The package itself exports it.
         else:
             allowed = layer_of(other) > layer_of(own)
         assert allowed, f"{path.name}:{line} imports {module}, which is not below {own}"
@@ -83,7 +85,7 @@ def test_a_module_keeps_to_the_house_style(path: Path) -> None:
             assert "# boundary:" in line, f"line {number}: an unmarked boundary"
 
 
-def test_only_the_store_knows_sql() -> None:
+def test_only_the_store_imports_sqlite3() -> None:
     for path in SOURCES:
         if "store" not in path.relative_to(ROOT / "src" / "culm").parts:
             assert not re.search(r"(import|from) sqlite3", path.read_text()), path
@@ -93,4 +95,78 @@ def test_every_query_is_used() -> None:
     text = "".join(path.read_text() for path in SOURCES)
     queries = (ROOT / "src/culm/store/sql/queries.sql").read_text()
     for name in re.findall(r"^-- name: (\w+)", queries, re.MULTILINE):
-        assert f'"{name}"' in text, f"nobody runs {name}"
+        assert f'"{name}"' in text, f"{name} is not used"
+
+
+# --- plain English
+
+DOCSTRING_START = re.compile(r"(What|Who|Whoever|Whose|How|Of|Whether)\b")
+IS_NO = re.compile(r"(?<!there )\b(is|are|was|were) no (?!longer\b)", re.IGNORECASE)
+RELATIVE = re.compile(r"\b(what|whatever|who|whom|whose|whoever)\b", re.IGNORECASE)
+SPEECH = re.compile(
+    r"\b(tells?|told|telling|says?|said|saying|hears?|heard|hearing|words?|worded|wording)\b",
+    re.IGNORECASE,
+)
+RELATIVE_MAX, SPEECH_MAX = 4.0, 2.0  # Per 1,000 words of docstrings and comments.
+
+
+def docstrings_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ) and (text := ast.get_docstring(node)):
+            yield text
+
+
+def comments_of(path: Path) -> Iterator[str]:
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.string.lstrip("# ")
+
+
+def strings_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_public_class_names_are_unique() -> None:
+    homes: defaultdict[str, list[str]] = defaultdict(list)
+    for path in SOURCES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(path.relative_to(ROOT / "src").as_posix())
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+def test_docstrings_start_with_a_noun_phrase_or_a_verb() -> None:
+    found = [
+        f"{path.name}: {text.splitlines()[0]}"
+        for path in SOURCES
+        for text in docstrings_of(path)
+        if DOCSTRING_START.match(text)
+    ]
+    assert found == []
+
+
+def test_no_text_says_that_something_is_no_such_thing() -> None:
+    found = [
+        f"{path.name}: {match.group()!r} in {text[:80]!r}"
+        for path in SOURCES
+        for text in strings_of(path)
+        if (match := IS_NO.search(text))
+    ]
+    assert found == []
+
+
+def test_docstrings_and_comments_use_plain_words() -> None:
+    relative = speech = words = 0
+    for path in SOURCES:
+        text = "\n".join((*docstrings_of(path), *comments_of(path)))
+        words += len(re.findall(r"[A-Za-z']+", text))
+        relative += len(RELATIVE.findall(text))
+        if "shell" not in path.parts:  # A shell command consists of words.
+            speech += len(SPEECH.findall(text))
+    assert 1000 * relative / words <= RELATIVE_MAX
+    assert 1000 * speech / words <= SPEECH_MAX

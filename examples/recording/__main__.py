@@ -1,6 +1,6 @@
-"""Record the scenario into docs/recording.svg, or into the file that is named.
+"""Record the scenario into docs/recording.svg, or into the given file.
 
-With a name that ends in .txt it writes what each picture shows, as text.
+With a name that ends in .txt it writes each picture as text.
 """
 
 import os
@@ -19,7 +19,7 @@ from examples.recording.tape import play
 
 ROOT = Path(__file__).parent.parent.parent
 GARDEN = ROOT / "examples" / "garden"
-SVG_BYTES_MAX = 150_000  # A README is read on slow networks, too.
+SVG_BYTES_MAX = 150_000  # A README must load on slow networks, too.
 LEAVE_TRIES, LEAVE_EVERY_S = 300, 0.05
 
 
@@ -31,10 +31,10 @@ def main() -> int:
         shutil.copytree(GARDEN, scratch, ignore=shutil.ignore_patterns("__pycache__"))
         settings = home / "config" / "culm" / "culm.json"
         settings.parent.mkdir(parents=True)
-        # The server is there from one step to the next, and leaves soon after the last.
+        # The server stays from one step to the next, and exits soon after the last.
         settings.write_text('{"detach_grace_s": 2, "linger_s": 5}')
         played = play(STEPS, scratch, _environment(home), COLUMNS, ROWS)
-        # It is the home of whoever types here; its name is chance, and says nothing.
+        # Show the random home folder as ~.
         beats = [replace(beat, data=beat.data.replace(bytes(home), b"~")) for beat in played]
         _wait_for_the_server(home)
     frames = frames_of(beats, COLUMNS, ROWS)
@@ -63,7 +63,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _wait_for_the_server(home: Path) -> None:
-    """Its folder must not be taken from under it."""
+    """Wait until the server has exited, before its folder is removed."""
     for _ in range(LEAVE_TRIES):
         if not any(home.glob("culm-*.sock")):
             break

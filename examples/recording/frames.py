@@ -1,4 +1,4 @@
-"""A recording as a series of still pictures: few enough, none too short, all together in time."""
+"""A recording as a series of still pictures: few, none too short, within a total time."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -6,29 +6,29 @@ from dataclasses import dataclass, replace
 from examples.recording.screen import Row, Screen
 from examples.recording.tape import Beat
 
-FRAME_S_MIN = 0.08  # What changes faster is one picture.
+FRAME_S_MIN = 0.08  # Faster changes are merged into one picture.
 TOTAL_S_MAX = 25.0
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A screen, and for how long it is shown."""
+    """A screen, and the time that it is shown."""
 
     duration_s: float
-    top: int  # How many rows have left it.
+    top: int  # Number of rows that were scrolled out.
     rows: tuple[Row, ...]
     cursor: tuple[int, int]  # Its row and its column.
 
 
 def frames_of(beats: Iterable[Beat], columns: int = 80, rows: int = 24) -> list[Frame]:
-    """What a terminal shows, within the time there is: faster than it was if need be."""
+    """Return the pictures of a terminal, sped up if they take too long."""
     screen = Screen(columns, rows)
     frames: list[Frame] = []
     for beat in beats:
         if beat.pause_s:
             frames.append(_frame(screen, beat.pause_s))
         screen.feed(beat.data)
-    frames.append(_frame(screen, FRAME_S_MIN))  # Whatever was printed last is seen.
+    frames.append(_frame(screen, FRAME_S_MIN))  # The last output is visible.
     return _merged(_in_time(frames))
 
 
@@ -38,7 +38,7 @@ def _frame(screen: Screen, duration_s: float) -> Frame:
 
 
 def _merged(frames: Sequence[Frame]) -> list[Frame]:
-    """Without those that nobody would see: the later of two stays, with the time of both."""
+    """Merge pictures that are equal or too short: the later one gets the time of both."""
     merged: list[Frame] = []
     for frame in frames:
         last = merged[-1] if merged else None

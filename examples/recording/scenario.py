@@ -1,7 +1,7 @@
-"""What the recording shows: edit `STEPS`, and record it anew with `python -m examples.recording`.
+"""The scenario of the recording: edit `STEPS`, and record with `python -m examples.recording`.
 
-The commands run in a scratch copy of `examples/garden`, with a home of its own and the embedded
-model. A step may have keys, which are typed as soon as something stands on the screen:
+The commands run in a scratch copy of `examples/garden`, with their own home and the embedded
+model. A step may have keys, which are typed as soon as a text is on the screen:
 
     Step("culm run 'Run `make test`'", keys=[Keys(after="allow it?", text="y\\n")])
 """
@@ -9,7 +9,7 @@ model. A step may have keys, which are typed as soon as something stands on the 
 from examples.recording.tape import Keys, Step
 
 TITLE = "culm"
-COLUMNS, ROWS = 100, 26  # As wide as a page on a code forge shows without making it smaller.
+COLUMNS, ROWS = 100, 26  # The width that a page of a code host shows without scaling.
 
 STEPS = (
     Step(

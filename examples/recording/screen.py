@@ -1,7 +1,7 @@
-"""A terminal of our own: bytes in, what the screen shows out.
+"""A small terminal emulator: bytes in, screen content out.
 
-As much of one as our output needs, and the programs in a recording: text, wide signs, the moves of
-the cursor, erasing, scrolling, and a few styles. What it does not know it passes over.
+It supports what our output and the programs in a recording need: text, wide characters, cursor
+movement, erasing, scrolling, and a few styles. It ignores everything else.
 """
 
 import codecs
@@ -10,12 +10,12 @@ import unicodedata
 from dataclasses import dataclass, replace
 
 TAB = 8
-# ESC [ parameters letter · ESC ] text, up to BEL or ESC \ · ESC and a sign or two.
+# ESC [ parameters letter · ESC ] text, up to BEL or ESC \ · ESC and one or two characters.
 _SEQUENCE = re.compile(
     r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]+[0-~]|[0-Z\\^-~])"
 )
 _BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[ -/]*)\Z")
-_SEQUENCE_CHARS_MAX = 4096  # What goes on for longer is no sequence.
+_SEQUENCE_CHARS_MAX = 4096  # Anything longer is not a sequence.
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +28,22 @@ class Style:
 PLAIN = Style()
 Cell = tuple[str, Style]
 _BLANK: Cell = (" ", PLAIN)
-_RIGHT_HALF: Cell = ("", PLAIN)  # Of a wide sign.
+_RIGHT_HALF: Cell = ("", PLAIN)  # Of a wide character.
 Row = tuple[Cell, ...]
 
 
 class Screen:
-    """What a terminal shows after all that was fed to it, and what has left it at the top."""
+    """The screen of a terminal after all input so far, and the rows that were scrolled out."""
 
     def __init__(self, columns: int = 80, rows: int = 24) -> None:
         self.columns = columns
         self.rows = rows
         self.row = 0
-        self.column = 0  # As wide as the screen when the last one is written: the next sign wraps.
+        self.column = 0  # Equal to `columns` after the last column: the next character wraps.
         self.scrolled: list[Row] = []
         self._cells = [self._blank() for _ in range(rows)]
         self._style = PLAIN
-        self._rest = ""  # A sequence that has not come whole.
+        self._rest = ""  # An incomplete sequence.
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def feed(self, data: bytes | str) -> None:
@@ -54,30 +54,30 @@ class Screen:
                 self._put(text[at])
                 at += 1
             elif found := _SEQUENCE.match(text, at):
-                self._obey(found[1] or "", found[2] or "")
+                self._execute(found[1] or "", found[2] or "")
                 at = found.end()
             elif _BEGUN.match(text, at) and len(text) - at < _SEQUENCE_CHARS_MAX:
                 self._rest = text[at:]
                 return
             else:
-                at += 1  # No sequence: the sign is passed over, what follows is text.
+                at += 1  # Not a sequence: skip the escape character.
 
     def lines(self) -> list[str]:
-        """The text on the screen, without blanks at the end, and without empty lines there."""
+        """Return the text on the screen without trailing blanks and empty lines."""
         texts = [text_of(row) for row in self.cells()]
         while texts and not texts[-1]:
             texts.pop()
         return texts
 
     def all_lines(self) -> list[str]:
-        """As `lines`, with what was scrolled out before."""
+        """Return `lines` after the rows that were scrolled out."""
         return [*map(text_of, self.scrolled), *self.lines()]
 
     def cells(self) -> tuple[Row, ...]:
         return tuple(map(tuple, self._cells))
 
     def resize(self, columns: int, rows: int) -> None:
-        """Lines that have become too long are broken; those that were broken stay so."""
+        """Resize the screen: wrap lines that are too long now; wrapped lines stay wrapped."""
         broken: list[list[Cell]] = []
         at = 0
         for number, row in enumerate(self._cells):
@@ -117,7 +117,7 @@ class Screen:
             self._down()
             self.column = 0
         row = self._cells[self.row]
-        # Half of a wide sign is nothing.
+        # Overwriting half of a wide character removes it.
         if row[self.column] == _RIGHT_HALF:
             row[self.column - 1] = _BLANK
         end = self.column + cells
@@ -141,7 +141,7 @@ class Screen:
         self.scrolled.append(tuple(self._cells.pop(0)))
         self._cells.append(self._blank())
 
-    def _obey(self, parameters: str, letter: str) -> None:
+    def _execute(self, parameters: str, letter: str) -> None:
         numbers = [int(one[:4]) if one.isdecimal() else 0 for one in parameters.split(";")]
         first = numbers[0]
         if parameters.startswith(("?", ">", "<", "=")):
@@ -172,7 +172,7 @@ class Screen:
 
     def _erase_line(self, how: int) -> None:
         row = self._cells[self.row]
-        at = min(self.column, self.columns - 1)  # Behind the last column it is the last one.
+        at = min(self.column, self.columns - 1)  # After the last column it counts as the last one.
         begin = at if how == 0 else 0
         end = at + 1 if how == 1 else self.columns
         row[begin:end] = [_BLANK] * (end - begin)
@@ -192,7 +192,7 @@ def text_of(row: Row) -> str:
 
 
 def styled(style: Style, numbers: list[int]) -> Style:
-    """A style after SGR; colours of 24 bits and backgrounds are passed over."""
+    """Apply SGR to a style; 24-bit colors and backgrounds are ignored."""
     left = list(numbers)
     while left:
         match left.pop(0):

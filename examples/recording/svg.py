@@ -1,8 +1,8 @@
-"""Still pictures as one drawing that moves by itself: no script, no font, nothing from outside.
+"""Still pictures as one animated SVG: no script, no font, no external resources.
 
-All pictures stand side by side on a strip, which jumps from one to the next below a window. What
-has scrolled away keeps its place on paper above, so that lines, and blocks of them, are drawn once
-and used in every picture that has them: some hundred pictures take some tens of kilobytes.
+All pictures are side by side on a strip, which jumps from one to the next behind a window. Rows
+that were scrolled out keep their place above, so that lines, and blocks of them, are drawn once and
+reused in every picture: some hundred pictures take some tens of kilobytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ from xml.sax.saxutils import escape
 from examples.recording.frames import Frame
 from examples.recording.screen import PLAIN, Row, Style
 
-CELL, LINE, FONT = 8.4, 19, 14  # Pixels. A monospaced sign is 0.6 as wide as it is high.
-BASE = 14  # Where letters stand, from the top of a line.
+CELL, LINE, FONT = 8.4, 19, 14  # Pixels. The width of a monospaced character is 0.6 of its height.
+BASE = 14  # The baseline, from the top of a line.
 MARGIN, BAR = 14, 34
-BLOCK = 4  # Lines that are drawn together: few enough to stay, enough to be worth a name.
+BLOCK = 4  # Lines that are drawn together: few enough to be reused, enough to save space.
 GROUND, WINDOW_EDGE, TEXT, FAINT = "#12161c", "#2d333b", "#d7dde5", "#8a94a1"
 LIGHTS = ("#ff5f57", "#febc2e", "#28c840")
 FONTS = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono','Liberation Mono',monospace"
-# As legible on the dark ground as the text is; the first eight, and brighter ones.
+# Legible on a dark background; eight colors, and their bright versions.
 COLOURS = (
     *("#6b7685", "#ff7b72", "#56d364", "#e3b341", "#79b8ff", "#d2a8ff", "#56d4dd", "#c9d1d9"),
     *("#8b949e", "#ffa198", "#7ee787", "#f2cc60", "#a5d6ff", "#e2c5ff", "#8ae9f0", "#ffffff"),
@@ -29,7 +29,7 @@ _STEPS = (0, 95, 135, 175, 215, 255)
 
 
 def svg_of(frames: Sequence[Frame], title: str) -> str:
-    """The drawing; of readers who want nothing to move, it shows the last picture."""
+    """Return the drawing; with reduced motion it shows the last picture."""
     columns, rows = len(frames[0].rows[0]), len(frames[0].rows)
     inner_width, inner_height = round(columns * CELL), rows * LINE
     width, height = inner_width + 2 * MARGIN, inner_height + BAR + MARGIN
@@ -77,19 +77,19 @@ def _window(width: int, height: int, title: str) -> Iterator[str]:
 
 
 class _Paper:
-    """All that was printed, one row below the other, and the names of what is drawn of it."""
+    """All printed rows from top to bottom, and the ids of drawn elements."""
 
     def __init__(self) -> None:
-        self._names: dict[str, str] = {}  # Of what is drawn; parts come before what they are in.
-        self._rows: list[Row] = []  # As they were seen last; those above the screen stay so.
+        self._names: dict[str, str] = {}  # Ids by element; parts come before their containers.
+        self._rows: list[Row] = []  # Their last state; rows above the screen do not change.
 
     def definitions(self) -> str:
         return "".join(f'<g id="{name}">{drawn}</g>' for drawn, name in self._names.items())
 
     def frame(self, frame: Frame, x: int) -> str:
-        self._rows += [()] * (frame.top - len(self._rows))  # These have passed unseen.
+        self._rows += [()] * (frame.top - len(self._rows))  # Rows that were never visible.
         self._rows[frame.top :] = frame.rows
-        # A block that is partly above the screen is used whole: the window hides the rest.
+        # A block that is partly above the screen is used as a whole: the window clips it.
         first = frame.top // BLOCK * BLOCK
         used = "".join(self._block(begin) for begin in range(first, len(self._rows), BLOCK))
         row, column = frame.cursor
@@ -109,9 +109,9 @@ class _Paper:
 
 
 def _texts(row: Row) -> Iterator[str]:
-    """Runs of one style, each told how wide it is: fonts differ, and columns line up."""
+    """Yield runs of one style with an explicit width, so that columns align in every font."""
     at = 0
-    # The right half of a wide sign is no text, and has the style of none.
+    # The right half of a wide character has no text and no style.
     looks = [style if one else row[n - 1][1] for n, (one, style) in enumerate(row)]
     for style, run in groupby(zip(looks, row, strict=True), key=itemgetter(0)):
         cells = [one for _, (one, _) in run]
@@ -130,12 +130,12 @@ def _look(style: Style) -> str:
         return ""
     classes = " ".join(filter(None, ("b" if style.bold else "", "d" if style.dim else "")))
     shown = f' class="{classes}"' if classes else ""
-    # A rule of a class is stronger than an attribute, and a style is stronger than the rule.
+    # A class rule overrides an attribute, and a style overrides the rule.
     return shown if style.colour is None else f'{shown} style="fill:{colour_of(style.colour)}"'
 
 
 def colour_of(number: int) -> str:
-    """One of the 256: ours, those of a cube, or a grey."""
+    """Return one of 256 colors: ours, one of the cube, or a gray."""
     if number < 16:
         return COLOURS[number]
     if number >= 232:

@@ -1,7 +1,7 @@
-"""Commands at a terminal, as they are typed and as they answer, with the time between.
+"""Commands at a terminal with their input, output and timing.
 
-Each command runs on a pseudo-terminal of its own, which is its controlling one. What it prints is
-kept as it came; that it is typed is played.
+Each command runs on its own pseudo-terminal, which is its controlling terminal. Its output is
+recorded as it is; the typing is simulated.
 """
 
 import fcntl
@@ -20,42 +20,42 @@ from pathlib import Path
 from examples.recording.screen import Screen
 
 PROMPT = "\x1b[1;32m$\x1b[0m "
-TYPING_S = 0.035  # Between two keys: faster than people, slow enough to follow.
+TYPING_S = 0.035  # Between two keys.
 ENTER_S = 0.4
-IDLE_S_MAX = 0.8  # Of a program that works; nobody watches a recording to wait.
+IDLE_S_MAX = 0.8  # Longer pauses of a program are shortened.
 STEP_S_MAX = 60.0
 READ_BYTES = 65_536
-# The leader of a session has the first terminal it opens for its own.
+# The first terminal that a session leader opens becomes its controlling terminal.
 _ON_TERMINAL = 'exec <"$0" >"$0" 2>&1; exec sh -c "$1"'
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a person types while a command runs, as soon as they have read something."""
+    """Keys that are typed while a command runs, as soon as a text is shown."""
 
-    after: str  # This stands on the screen since the last keys.
+    after: str  # A text on the screen since the last keys.
     text: str
-    pause_s: float = 1.0  # They think.
+    pause_s: float = 1.0  # Before typing.
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     command: str
     keys: Sequence[Keys] = ()
-    read_s: float = 2.0  # To read what it has printed.
-    shown: str = ""  # What seems to be typed, if that is something else.
+    read_s: float = 2.0  # A pause after its output.
+    shown: str = ""  # Shown as typed instead of the command.
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """After a pause, this is printed."""
+    """A pause, and the output after it."""
 
     pause_s: float
     data: bytes
 
 
 class Stuck(Exception):
-    """A command does not end, or what a person waits for does not come. Has what it printed."""
+    """A command does not end, or an expected text does not appear; has its output."""
 
 
 def play(
@@ -65,7 +65,7 @@ def play(
     columns: int = 80,
     rows: int = 24,
 ) -> Iterator[Beat]:
-    """Run one step after the other; raises `Stuck`. No command is left running."""
+    """Run the steps in order; raise `Stuck`. No command is left running."""
     yield Beat(0.0, PROMPT.encode())
     for step in steps:
         yield Beat(ENTER_S, b"")
@@ -90,7 +90,7 @@ def _run(
         start_new_session=True,
     )
     try:
-        # Theirs stays open here, so that ours can be read to the end after the last has left it.
+        # Keep `theirs` open, so that `ours` can be read to the end after the command.
         yield from _watch(step, process, ours, Screen(columns, rows))
     finally:
         if process.poll() is None:

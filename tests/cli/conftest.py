@@ -1,6 +1,6 @@
-"""A desk of one's own: a project, the user's file and a data directory; and what `culm` says there.
+"""A harness for `culm`: a project, a user config file, a data directory, and the output.
 
-The commands run in this process, by the door that the installed program has.
+The commands run in this process, through the entry point of the installed program.
 """
 
 import json
@@ -15,16 +15,16 @@ from culm.cli.main import main
 from culm.model.catalog import known_providers
 from culm.model.local_servers import LOCAL_SERVERS
 
-NOBODY = "http://127.0.0.1:1/v1"  # Where nobody listens.
+CLOSED_URL = "http://127.0.0.1:1/v1"  # No server listens there.
 
 
-class Said(NamedTuple):
+class CommandResult(NamedTuple):
     status: int
     out: str
     err: str = ""
 
 
-class Desk:
+class CliHarness:
     def __init__(
         self, folder: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]
     ) -> None:
@@ -43,15 +43,15 @@ class Desk:
             self._patch.setenv(name, value)
 
     def discover(self, **variables: str) -> None:
-        """Let keys and local servers count, but only those given here."""
+        """Turn discovery on, with only the keys and local servers given here."""
         self._patch.delenv("CULM_NO_DISCOVERY")
         for known in known_providers().values():
             self._patch.delenv(known.key_env, raising=False)
             self._patch.delenv(known.url_env, raising=False)
-        self.set_env(**{server.url_env: NOBODY for server in LOCAL_SERVERS} | variables)
+        self.set_env(**{server.url_env: CLOSED_URL for server in LOCAL_SERVERS} | variables)
 
     def write(self, name: str, content: str | Mapping[str, object]) -> Path:
-        """A file of the project."""
+        """Write a file of the project."""
         file = self.project / name
         file.write_text(content if isinstance(content, str) else json.dumps(content))
         return file
@@ -61,17 +61,17 @@ class Desk:
         self.user_file.write_text(content if isinstance(content, str) else json.dumps(content))
         return self.user_file
 
-    def culm(self, *args: str) -> Said:
+    def culm(self, *args: str) -> CommandResult:
         self._patch.setattr(sys, "argv", ["culm", *args])
         with pytest.raises(SystemExit) as ended:
             main()
         out, err = self._capture.readouterr()
         code = ended.value.code
-        return Said(code if isinstance(code, int) else 0, out, err)
+        return CommandResult(code if isinstance(code, int) else 0, out, err)
 
 
 @pytest.fixture
-def desk(
+def cli(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Desk:
-    return Desk(tmp_path.resolve(), monkeypatch, capsys)
+) -> CliHarness:
+    return CliHarness(tmp_path.resolve(), monkeypatch, capsys)

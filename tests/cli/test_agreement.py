@@ -1,10 +1,10 @@
-"""What the commands read without a server is what a server reads."""
+"""The commands read the same configuration without a server as the server does."""
 
 import asyncio
 import json
 
 from culm.wire.config import SelectedModel, SetConfig, SetModel
-from tests.cli.conftest import Desk
+from tests.cli.conftest import CliHarness
 from tests.flow.conftest import open_flow
 from tests.support import WAIT_S
 
@@ -13,14 +13,14 @@ def provider(port: int) -> dict[str, object]:
     return {"base_url": f"http://127.0.0.1:{port}/v1", "models": [{"id": "m"}]}
 
 
-async def test_the_commands_show_the_providers_and_models_that_a_server_uses(desk: Desk) -> None:
-    folder = desk.project.parent / "server"
+async def test_commands_show_the_providers_and_models_of_the_server(cli: CliHarness) -> None:
+    folder = cli.project.parent / "server"
     options = ("--config", f"{folder}/culm.json", "--data-dir", f"{folder}/data")
     config = {"providers": {"users": provider(1), "both": provider(2)}}
-    desk.write("crush.json", {"providers": {"trusted": provider(3), "both": provider(4)}})
+    cli.write("crush.json", {"providers": {"trusted": provider(3), "both": provider(4)}})
     async with asyncio.timeout(WAIT_S), open_flow(folder, "unix", config=config) as flow:
-        assert (await asyncio.to_thread(desk.culm, "trust", "--yes", *options)).status == 0
-        desk.write(
+        assert (await asyncio.to_thread(cli.culm, "trust", "--yes", *options)).status == 0
+        cli.write(
             "culm.json",
             {
                 "providers": {"untrusted": provider(5)},
@@ -28,16 +28,16 @@ async def test_the_commands_show_the_providers_and_models_that_a_server_uses(des
             },
         )
         client = await flow.client()
-        opened = await client.open_workspace(desk.project)
-        wish = SetConfig(0, "providers.routes", value=provider(6))
-        await client.request("POST", opened.path("/config/set"), wish)
+        opened = await client.open_workspace(cli.project)
+        request = SetConfig(0, "providers.routes", value=provider(6))
+        await client.request("POST", opened.path("/config/set"), request)
         chosen = SetModel(1, "small", SelectedModel("m", "trusted"))
         await client.request("POST", opened.path("/config/model"), chosen)
         await client.retire()
-        served = (await (await flow.client()).open_workspace(desk.project)).info.config
-        said = await asyncio.to_thread(desk.culm, "models", "--json", *options)
-        shown = await asyncio.to_thread(desk.culm, "config", "show", *options)
-    listing, whole = json.loads(said.out), json.loads(shown.out)
+        served = (await (await flow.client()).open_workspace(cli.project)).info.config
+        models = await asyncio.to_thread(cli.culm, "models", "--json", *options)
+        shown = await asyncio.to_thread(cli.culm, "config", "show", *options)
+    listing, whole = json.loads(models.out), json.loads(shown.out)
     roles = {one["role"]: (one["provider"], one["model"]) for one in listing["roles"]}
     assert roles == {role: (one.provider, one.model) for role, one in served.models.items()}
     assert roles == {"large": ("routes", "m"), "small": ("trusted", "m")}

@@ -1,4 +1,4 @@
-"""Every command explains itself, with an example."""
+"""Every command has help with an example."""
 
 import re
 
@@ -9,7 +9,7 @@ from tests.pages import all_contexts
 
 
 @pytest.mark.parametrize("context", list(all_contexts()), ids=lambda one: one.command_path)
-def test_the_help_of_a_command_has_an_example_that_names_it(context: click.Context) -> None:
+def test_command_help_has_an_example_with_its_path(context: click.Context) -> None:
     help_ = context.command.get_help(context)
     _, found, example = help_.partition("\n  Example:\n")
     assert found, help_

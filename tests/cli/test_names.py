@@ -1,4 +1,4 @@
-"""What a person calls a session, a run or an agent."""
+"""Names that people give for a session, a run or an agent."""
 
 import pytest
 
@@ -17,20 +17,20 @@ KNOWN = [PLUMS, PEARS, RUN, LONGER]
     ("text", "found"),
     [
         ("aaaaaaaa-1", PLUMS),
-        ("abc", RUN),  # Whole, although another begins with it.
+        ("abc", RUN),  # A whole id wins over another id that begins with it.
         ("abcd", LONGER),
         ("blue PLUMS", PLUMS),
     ],
 )
-def test_an_id_its_beginning_or_a_title_is_enough(text: str, found: NamedItem) -> None:
+def test_item_is_found_by_id_id_prefix_or_title(text: str, found: NamedItem) -> None:
     assert find_named(KNOWN, text) == found
 
 
 @contract("CLI-9")
-def test_what_several_are_called_is_refused_with_those() -> None:
+def test_ambiguous_name_is_refused_with_the_matches() -> None:
     with pytest.raises(InvalidRequest) as refused:
         find_named(KNOWN, "aaaa")
-    assert refused.value.message == "2 of them are called aaaa"
+    assert refused.value.message == "'aaaa' is ambiguous (2 matches)"
     assert refused.value.hint == (
         "which one: session aaaaaaaa-1 (Blue plums), session aaaaaaaa-2 (Green pears)"
     )
@@ -38,16 +38,16 @@ def test_what_several_are_called_is_refused_with_those() -> None:
 
 @contract("CLI-9")
 @pytest.mark.parametrize(
-    ("text", "offered"), [("plum", "Blue plums"), ("gren pears", "Green pears"), ("abx", "abc ")]
+    ("text", "suggested"), [("plum", "Blue plums"), ("gren pears", "Green pears"), ("abx", "abc ")]
 )
-def test_what_nobody_is_called_is_answered_with_the_nearest(text: str, offered: str) -> None:
+def test_unknown_name_is_refused_with_the_nearest_names(text: str, suggested: str) -> None:
     with pytest.raises(NotFound) as refused:
         find_named(KNOWN, text)
-    assert refused.value.message == f"no session or run is called {text}"
-    assert offered in refused.value.hint
+    assert refused.value.message == f"no session or run is named {text}"
+    assert suggested in refused.value.hint
 
 
-def test_nothing_is_near_to_nothing_and_strange_names_are_printed_harmlessly() -> None:
+def test_unknown_name_is_printed_without_control_characters() -> None:
     assert nearest(KNOWN, "") == []
     with pytest.raises(NotFound) as refused:
         find_named(KNOWN, "\x1b[2Jzzzzzzzzzzzzzz")
@@ -55,7 +55,7 @@ def test_nothing_is_near_to_nothing_and_strange_names_are_printed_harmlessly() -
     assert refused.value.hint == "`culm ps` and `culm sessions` list them"
 
 
-def test_shown_ids_are_as_short_as_tells_them_apart() -> None:
+def test_short_ids_are_as_short_as_uniqueness_allows() -> None:
     ids = ["aaaaaaaa-1", "aaaaaaaa-2", "b" * 36, "b" * 36]
     short = short_ids(ids)
     assert short == {"aaaaaaaa-1": "aaaaaaaa-1", "aaaaaaaa-2": "aaaaaaaa-2", "b" * 36: "b" * 8}

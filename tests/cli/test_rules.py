@@ -15,30 +15,30 @@ RULES = {
 
 
 @pytest.mark.parametrize("text", RULES)
-def test_a_rule_is_a_tool_or_a_tool_with_its_command_or_its_files(text: str) -> None:
+def test_rule_is_a_tool_with_an_optional_command_or_path(text: str) -> None:
     assert parse_rule(text, "allow") == RULES[text]
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
-        *((text, "is no rule") for text in ("", ":", ":x", "bash:", "edit: ")),
-        # It would never match, and who denies it would be none the wiser.
+        *((text, "is not a rule") for text in ("", ":", ":x", "bash:", "edit: ")),
+        # It would never match, and a deny rule would silently do nothing.
         ("fetch:example.com", "fetch has no command and no path to match"),
         ("x" * PATTERN_CHARS_MAX + "y", "at most"),
     ],
 )
-def test_what_could_never_match_is_refused(text: str, words: str) -> None:
+def test_rule_that_could_never_match_is_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse_rule(text, "deny")
-    assert words in refused.value.message
+    assert message in refused.value.message
 
 
 ALLOW, DENY = Rule("allow", tool="edit"), Rule("deny", tool="bash", command="rm *")
 
 
 @pytest.mark.parametrize(
-    ("words", "deny", "approve"),
+    ("options", "deny", "approve"),
     [
         ([], [], None),
         (["ask"], [], None),
@@ -51,16 +51,16 @@ ALLOW, DENY = Rule("allow", tool="edit"), Rule("deny", tool="bash", command="rm 
         (["deny", "auto"], ["bash:rm *"], (DENY, Rule("allow"))),
     ],
 )
-def test_options_become_what_goes_with_the_prompt(
-    words: list[str], deny: list[str], approve: Approve | None
+def test_approve_and_deny_options_become_rules_of_the_prompt(
+    options: list[str], deny: list[str], approve: Approve | None
 ) -> None:
-    assert approve_of(words, deny) == approve
+    assert approve_of(options, deny) == approve
 
 
-@pytest.mark.parametrize("words", [["deny", "edit"], ["edit"] * RULES_MAX, ["allow"]])
-def test_options_that_contradict_each_other_or_are_too_many_are_refused(words: list[str]) -> None:
+@pytest.mark.parametrize("options", [["deny", "edit"], ["edit"] * RULES_MAX, ["allow"]])
+def test_contradictory_or_too_many_options_are_refused(options: list[str]) -> None:
     with pytest.raises(InvalidRequest):
-        approve_of(words, [])
+        approve_of(options, [])
 
 
 @pytest.mark.parametrize(
@@ -76,5 +76,5 @@ def test_options_that_contradict_each_other_or_are_too_many_are_refused(words: l
         ("edit", "[1]", "edit"),
     ],
 )
-def test_a_hint_names_the_rule_that_would_allow_a_call(tool: str, given: str, rule: str) -> None:
+def test_hint_names_the_rule_that_allows_the_call(tool: str, given: str, rule: str) -> None:
     assert rule_for(tool, given) == rule

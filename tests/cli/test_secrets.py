@@ -1,4 +1,4 @@
-"""A reference may be shown; a key that is written out may not."""
+"""References to keys are shown; literal keys are hidden."""
 
 import pytest
 
@@ -8,18 +8,18 @@ from culm.cli.secrets import SECRET, without_secrets
 @pytest.mark.parametrize(
     "text", ["", "$NAME", "${NAME}", "$(pass show key)", "Bearer $TOKEN", "$A$B"]
 )
-def test_a_reference_is_shown_as_it_is_written(text: str) -> None:
+def test_reference_is_shown_as_written(text: str) -> None:
     assert without_secrets(text, ("providers", "one", "api_key")) == text
 
 
 @pytest.mark.parametrize(
     "text", ["sk-1", "sk-$NAME", "${NAME:-sk-1}", "Bearer sk-1", "$$sk", "$(", "Digest $A"]
 )
-def test_what_is_written_out_even_in_part_is_hidden(text: str) -> None:
+def test_literal_or_partly_literal_key_is_hidden(text: str) -> None:
     assert without_secrets(text, ("providers", "one", "api_key")) == SECRET
 
 
-def test_texts_are_hidden_wherever_a_key_may_stand_and_numbers_are_not() -> None:
+def test_strings_that_may_hold_keys_are_hidden_and_numbers_are_not() -> None:
     provider = {
         "name": "One",
         "base_url": "https://me:pw@host/v1?key=1",

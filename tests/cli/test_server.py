@@ -1,4 +1,4 @@
-"""What a command says of what answers it and is no server of ours."""
+"""A command reports an address that is not a culm server."""
 
 import pytest
 
@@ -8,9 +8,9 @@ from culm.wire.codec import decode
 from culm.wire.runs import Run
 
 
-def test_what_does_not_speak_as_culm_does_is_no_server() -> None:
+def test_an_invalid_response_is_reported_as_not_a_culm_server() -> None:
     async def look() -> Run:
         return decode(b"<html>", Run)
 
-    with pytest.raises(NoServer, match="what answers at tcp://there:1 does not speak as culm does"):
+    with pytest.raises(NoServer, match="tcp://there:1 is not a culm server"):
         run_described(look(), "tcp://there:1")

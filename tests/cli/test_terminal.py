@@ -1,4 +1,4 @@
-"""A person at a terminal who is asked for permission, and questions, by a run on a real server."""
+"""The approval prompt at a terminal: permissions and questions of a run on a real server."""
 
 import asyncio
 from collections import deque
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from culm.cli.render.renderers import TextRenderer
-from culm.cli.terminal.approval_prompt import ApprovalPrompt, lines_of, parse_response
+from culm.cli.terminal.approval_prompt import ApprovalPrompt, parse_response, permission_lines
 from culm.client.follower import Follower
 from culm.client.tree import open_tree
 from culm.ids import MessageId, RunId
@@ -21,16 +21,16 @@ from culm.wire.asks import (
     QuestionResponse,
     QuestionType,
 )
-from tests.flow.asking import Questioning, answer_batch, asks, batch_in, open_asking, request_in
+from tests.flow.asking import QuestionProbe, answer_batch, asks, batch_in, open_asking, request_in
 from tests.flow.drive import until
 from tests.flow.probes import Probe, calling, script
 from tests.flow.reading import results_of
-from tests.flow.runs import Stage
+from tests.flow.runs import Harness
 from tests.support import WAIT_S
 
 
-class Typed:
-    """What somebody will type, line by line; then they think about it for ever."""
+class TypedLines:
+    """Lines of input, one per prompt; after the last one, reading blocks forever."""
 
     def __init__(self, *lines: str) -> None:
         self.prompts: list[str] = []
@@ -44,18 +44,20 @@ class Typed:
 
 
 @asynccontextmanager
-async def open_desk(stage: Stage, run_id: str, lines: Typed) -> AsyncGenerator[Follower]:
+async def open_approval_prompt(
+    harness: Harness, run_id: str, lines: TypedLines
+) -> AsyncGenerator[Follower]:
     async with (
         asyncio.timeout(WAIT_S),
-        open_tree(stage.remote, stage.session_id, RunId(run_id), interactive=True) as (
+        open_tree(harness.remote, harness.session_id, RunId(run_id), interactive=True) as (
             follower,
             tree,
         ),
         asyncio.TaskGroup() as tasks,
     ):
         await follower.connected()
-        desk = ApprovalPrompt(stage.remote, follower, tree, TextRenderer(), lines)
-        task = tasks.create_task(desk.serve(), name="desk")
+        prompt = ApprovalPrompt(harness.remote, follower, tree, TextRenderer(), lines)
+        task = tasks.create_task(prompt.serve(), name="prompt")
         yield follower
         task.cancel()
 
@@ -67,40 +69,40 @@ async def open_desk(stage: Stage, run_id: str, lines: Typed) -> AsyncGenerator[F
         (["\n", "what?\n", " YES \n"], "allowed", 3),
         (["w\n"], "allowed", 1),
         (["n\n"], "denied", 1),
-        ([""], "denied", 1),  # The terminal was closed.
+        ([""], "denied", 1),  # End of input.
     ],
 )
-async def test_what_is_typed_is_the_answer_and_nothing_else_is(
+async def test_typed_line_answers_the_permission_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str], state: str, prompts: int
 ) -> None:
-    tool, typed = Probe("look", asks=True), Typed(*lines)
-    async with open_asking(tmp_path, script(calling("look", path="a")), tool) as stage:
-        async with open_desk(stage, "ours", typed):
-            await stage.prompt("Hi.", run_id="ours", interactive=True)
-            await stage.heard.complete("ours")
-        assert list((await asks(stage, "all")).values()) == [state]
+    tool, typed = Probe("look", asks=True), TypedLines(*lines)
+    async with open_asking(tmp_path, script(calling("look", path="a")), tool) as harness:
+        async with open_approval_prompt(harness, "ours", typed):
+            await harness.prompt("Hi.", run_id="ours", interactive=True)
+            await harness.received.complete("ours")
+        assert list((await asks(harness, "all")).values()) == [state]
         assert (len(typed.prompts), len(tool.calls)) == (prompts, int(state == "allowed"))
     assert capsys.readouterr().err == (
         '  | {"path":"a"}\n  in /\n  [s] and [w] cover: look grain\n'
     )
 
 
-def test_whoever_agrees_to_a_command_has_seen_all_of_it() -> None:
+def test_permission_prompt_shows_the_whole_command() -> None:
     command = "\n".join([*(f"echo {number}" for number in range(99)), "x" * 999, "rm \x1b[2J"])
     request = PermissionRequest("a", tool_name="bash", params={"command": command})
-    lines = list(lines_of(Ask(request, RunId("r"), MessageId("m"), why="It may.")))
+    lines = list(permission_lines(Ask(request, RunId("r"), MessageId("m"), why="It may.")))
     assert lines[:99] == [f"  | echo {number}" for number in range(99)]
     assert lines[99:] == ["  | " + "x" * 999, r"  | rm \x1b[2J", "  because: It may."]
 
 
-async def test_only_the_own_run_is_asked_about_here(tmp_path: Path) -> None:
-    tool, typed = Probe("look", asks=True), Typed("y\n")
-    async with open_asking(tmp_path, script(calling("look")), tool) as stage:
-        async with open_desk(stage, "ours", typed) as follower:
-            await stage.prompt("Hi.", run_id="theirs", interactive=True)
-            await request_in(stage.heard)
+async def test_permission_requests_of_other_runs_are_not_prompted(tmp_path: Path) -> None:
+    tool, typed = Probe("look", asks=True), TypedLines("y\n")
+    async with open_asking(tmp_path, script(calling("look")), tool) as harness:
+        async with open_approval_prompt(harness, "ours", typed) as follower:
+            await harness.prompt("Hi.", run_id="theirs", interactive=True)
+            await request_in(harness.received)
             await follower.until(lambda mirror: bool(mirror.asks))
-        assert (typed.prompts, list((await asks(stage)).values())) == ([], ["open"])
+        assert (typed.prompts, list((await asks(harness)).values())) == ([], ["open"])
 
 
 QUESTIONS = [
@@ -109,40 +111,40 @@ QUESTIONS = [
 ]
 
 
-async def test_questions_are_answered_one_by_one_and_sent_together(tmp_path: Path) -> None:
-    typed = Typed("maybe\n", "y\n", "Plum\n")
+async def test_questions_are_prompted_one_by_one_and_sent_together(tmp_path: Path) -> None:
+    typed = TypedLines("maybe\n", "y\n", "Plum\n")
     play = script(calling("question", questions=QUESTIONS))
-    async with open_asking(tmp_path, play, Questioning()) as stage:
-        async with open_desk(stage, "ours", typed):
-            await stage.prompt("Hi.", run_id="ours", interactive=True)
-            await stage.heard.complete("ours")
-        (result,) = results_of(await stage.messages())
+    async with open_asking(tmp_path, play, QuestionProbe()) as harness:
+        async with open_approval_prompt(harness, "ours", typed):
+            await harness.prompt("Hi.", run_id="ours", interactive=True)
+            await harness.received.complete("ours")
+        (result,) = results_of(await harness.messages())
         assert (result.is_error, len(typed.prompts)) == (False, 3)
         assert "Plum" in result.content
 
 
-async def test_a_form_that_another_client_fills_in_closes_here(tmp_path: Path) -> None:
-    typed = Typed("y\n")
+async def test_questions_answered_by_another_client_close_the_prompt(tmp_path: Path) -> None:
+    typed = TypedLines("y\n")
     play = script(calling("question", questions=QUESTIONS))
-    async with open_asking(tmp_path, play, Questioning()) as stage:
-        async with open_desk(stage, "ours", typed):
-            await stage.prompt("Hi.", run_id="ours", interactive=True)
-            batch = await batch_in(stage.heard)
+    async with open_asking(tmp_path, play, QuestionProbe()) as harness:
+        async with open_approval_prompt(harness, "ours", typed):
+            await harness.prompt("Hi.", run_id="ours", interactive=True)
+            batch = await batch_in(harness.received)
             await until(lambda: len(typed.prompts) == 2)
             first = {"request_id": batch.questions[0].id, "yes": False}
-            assert await answer_batch(stage, batch.id, first)
-            await stage.heard.complete("ours")
-        (result,) = results_of(await stage.messages())
+            assert await answer_batch(harness, batch.id, first)
+            await harness.received.complete("ours")
+        (result,) = results_of(await harness.messages())
         assert not result.is_error
 
 
-async def test_who_declines_to_answer_ends_the_turn(tmp_path: Path) -> None:
+async def test_end_of_input_cancels_the_question(tmp_path: Path) -> None:
     play = script(calling("question", questions=QUESTIONS))
-    async with open_asking(tmp_path, play, Questioning()) as stage:
-        async with open_desk(stage, "ours", Typed("")):
-            await stage.prompt("Hi.", run_id="ours", interactive=True)
-            await stage.heard.complete("ours")
-        (result,) = results_of(await stage.messages())
+    async with open_asking(tmp_path, play, QuestionProbe()) as harness:
+        async with open_approval_prompt(harness, "ours", TypedLines("")):
+            await harness.prompt("Hi.", run_id="ours", interactive=True)
+            await harness.received.complete("ours")
+        (result,) = results_of(await harness.messages())
         assert (result.content, result.is_error) == ("User cancelled this question", True)
 
 
@@ -150,7 +152,7 @@ CHOICES = [Choice("a", "Apple"), Choice("b", "Plum")]
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "response"),
+    ("kind", "typed", "response"),
     [
         ("yes_no", "no", QuestionResponse("q", yes=False)),
         ("yes_no", "perhaps", None),
@@ -166,8 +168,8 @@ CHOICES = [Choice("a", "Apple"), Choice("b", "Plum")]
         ("multi_choice", "9" * 5000, QuestionResponse("q", fill_in_text="9" * 5000)),
     ],
 )
-def test_what_is_typed_answers_a_question_in_its_way(
-    kind: QuestionType, said: str, response: QuestionResponse | None
+def test_typed_text_is_parsed_by_question_type(
+    kind: QuestionType, typed: str, response: QuestionResponse | None
 ) -> None:
     question = Question("q", kind, "Which?", choices=CHOICES)
-    assert parse_response(question, said) == response
+    assert parse_response(question, typed) == response

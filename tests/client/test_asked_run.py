@@ -1,4 +1,4 @@
-"""Asking in a few lines: what a program hears of a run, and what it stops when it leaves."""
+"""`ask` and `open_asked`: the text of a run, its answer, and leaving before its end."""
 
 import asyncio
 import subprocess
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from culm.client.asked_run import ask, open_asked
-from culm.client.background_task import open_background_task
-from culm.client.follower import open_mirror
+from culm.client.follower import open_background_task, open_mirror
 from culm.client.http import RequestRefused, open_client
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
@@ -21,16 +20,16 @@ from tests.support import WAIT_S, contract
 
 LOOK = Reply(text="Let me look.", calls=[ScriptedCall(name="no_tool", input={})])
 HELD = Reply(deltas=["It ", "has ", "begun ", "and ", "ended."], hold_after=3)
-GONE = SessionId("gone")
+UNKNOWN_SESSION = SessionId("gone")
 
 
-async def test_the_pieces_are_the_answers_of_the_run_each_on_a_line_of_its_own(
+async def test_pieces_are_the_answers_of_the_run_on_separate_lines(
     tmp_path: Path,
 ) -> None:
     async with (
-        open_runs(tmp_path, play=script(LOOK, Reply(text="Nothing to see."))) as stage,
+        open_runs(tmp_path, play=script(LOOK, Reply(text="Nothing to see."))) as harness,
         asyncio.timeout(WAIT_S),
-        open_asked(stage.remote, "look around") as asked,
+        open_asked(harness.remote, "look around") as asked,
     ):
         pieces = [piece async for piece in asked.pieces()]
         answer = await asked.answer()
@@ -39,11 +38,11 @@ async def test_the_pieces_are_the_answers_of_the_run_each_on_a_line_of_its_own(
     assert (answer.run.id, answer.run.session_id) == (asked.id, asked.session_id)
 
 
-async def test_pieces_that_are_read_late_are_all_there(tmp_path: Path) -> None:
+async def test_pieces_read_late_are_complete(tmp_path: Path) -> None:
     async with (
-        open_runs(tmp_path, play=script(Reply(tokens=200))) as stage,
+        open_runs(tmp_path, play=script(Reply(tokens=200))) as harness,
         asyncio.timeout(WAIT_S),
-        open_asked(stage.remote, "count") as asked,
+        open_asked(harness.remote, "count") as asked,
     ):
         answer = await asked.answer()
         assert "".join([piece async for piece in asked.pieces()]) == answer.text
@@ -51,64 +50,64 @@ async def test_pieces_that_are_read_late_are_all_there(tmp_path: Path) -> None:
 
 
 @contract("CLIENT-4")
-async def test_who_leaves_the_block_stops_listening_and_not_the_run(tmp_path: Path) -> None:
-    async with open_runs(tmp_path, play=script(HELD)) as stage, asyncio.timeout(WAIT_S):
-        async with open_asked(stage.remote, "begin", session_id=stage.session_id) as asked:
+async def test_leaving_the_block_does_not_stop_the_run(tmp_path: Path) -> None:
+    async with open_runs(tmp_path, play=script(HELD)) as harness, asyncio.timeout(WAIT_S):
+        async with open_asked(harness.remote, "begin", session_id=harness.session_id) as asked:
             async for piece in asked.pieces():
                 assert piece.startswith("It")
                 break
-        assert (await stage.run(asked.id)).state == "active"
-        stage.model.release()
-        await stage.heard.complete(asked.id)
-        assert (await stage.run(asked.id)).outcome == "end_turn"
+        assert (await harness.run(asked.id)).state == "active"
+        harness.model.release()
+        await harness.received.complete(asked.id)
+        assert (await harness.run(asked.id)).outcome == "end_turn"
 
 
-async def test_a_run_that_is_cancelled_is_answered_with_what_it_has_said(tmp_path: Path) -> None:
+async def test_canceled_run_returns_its_partial_text(tmp_path: Path) -> None:
     async with (
-        open_runs(tmp_path, play=script(HELD)) as stage,
+        open_runs(tmp_path, play=script(HELD)) as harness,
         asyncio.timeout(WAIT_S),
-        open_asked(stage.remote, "begin") as asked,
+        open_asked(harness.remote, "begin") as asked,
     ):
-        await stage.heard.text("begun ")
+        await harness.received.text("begun ")
         assert (await asked.cancel()).result == "canceled"
         answer = await asked.answer()
         assert (answer.text, answer.run.outcome) == ("It has begun ", "canceled")
         assert not answer.is_complete
 
 
-# --- what goes wrong is told as it is, and not as a group of errors
+# --- errors are raised as they are, not as an exception group
 
 
-async def test_a_prompt_that_is_refused_is_raised_as_refused(tmp_path: Path) -> None:
-    async with open_runs(tmp_path) as stage, asyncio.timeout(WAIT_S):
+async def test_refused_prompt_raises_request_refused(tmp_path: Path) -> None:
+    async with open_runs(tmp_path) as harness, asyncio.timeout(WAIT_S):
         with pytest.raises(RequestRefused, match="session not found") as refused:
-            await ask(stage.remote, "hello", session_id=GONE)
+            await ask(harness.remote, "hello", session_id=UNKNOWN_SESSION)
         assert refused.value.status == 404
 
 
-async def test_what_a_program_raises_in_a_block_leaves_it_as_it_is(tmp_path: Path) -> None:
-    async with open_runs(tmp_path, play=script(HELD)) as stage, asyncio.timeout(WAIT_S):
+async def test_exception_in_the_block_is_raised_unchanged(tmp_path: Path) -> None:
+    async with open_runs(tmp_path, play=script(HELD)) as harness, asyncio.timeout(WAIT_S):
         oops = ValueError("oops")
         with pytest.raises(ValueError, match="oops") as raised:
-            async with open_asked(stage.remote, "begin"):
+            async with open_asked(harness.remote, "begin"):
                 raise oops
         assert (raised.value, oops.__context__) == (oops, None)
 
 
-async def test_a_client_that_is_refused_is_told_so_where_it_follows(tmp_path: Path) -> None:
+async def test_refused_client_raises_while_following(tmp_path: Path) -> None:
     async with (
-        open_runs(tmp_path, "tcp") as stage,
-        open_client(stage.flow.url, token="another") as stranger,
+        open_runs(tmp_path, "tcp") as harness,
+        open_client(harness.flow.url, token="another") as stranger,
         asyncio.timeout(WAIT_S),
     ):
-        place = RemoteWorkspace(stranger, CreateWorkspace(), stage.remote.info)
+        workspace = RemoteWorkspace(stranger, CreateWorkspace(), harness.remote.info)
         with pytest.raises(RequestRefused) as refused:
-            async with open_mirror(place) as follower:
+            async with open_mirror(workspace) as follower:
                 await follower.until(lambda _: False)
         assert refused.value.status == 401
 
 
-async def test_what_fails_beside_a_block_ends_it_and_the_block_has_the_first_word() -> None:
+async def test_failed_background_task_ends_the_block_unless_the_block_failed() -> None:
     async def fail() -> None:
         raise OSError("beside")
 
@@ -139,7 +138,7 @@ async def test_what_fails_beside_a_block_ends_it_and_the_block_has_the_first_wor
 @pytest.mark.parametrize(
     "first", ["import culm.client.connection", "from culm import connect_blocking", "pass"]
 )
-def test_connect_is_the_function_whatever_was_imported_before(first: str) -> None:
+def test_connect_is_the_function_for_any_import_order(first: str) -> None:
     program = (
         f"{first}\nimport culm\nfrom culm.client import *\nfrom culm.client import connect as one\n"
         "print(connect is one is culm.connect, connect.__name__, connect_blocking.__name__)"

@@ -1,4 +1,4 @@
-"""Finding the user's server: who answers, what is started, what a failed start says."""
+"""Finding or starting the user's server, and the message of a failed start."""
 
 import socket
 import subprocess
@@ -12,11 +12,11 @@ import pytest
 from culm import __version__
 from culm.client.launch import (
     ServerRequest,
-    age_of,
     begin_start,
+    compare_version,
     find_token,
-    is_answered,
-    is_understood,
+    is_compatible,
+    is_listening,
     reason_of,
 )
 from culm.errors import InvalidRequest, NoServer
@@ -24,30 +24,30 @@ from culm.errors import InvalidRequest, NoServer
 
 @pytest.fixture
 def path() -> Generator[Path]:
-    """Where a socket may be: a path that is short enough for one."""
+    """A path short enough for a socket."""
     with tempfile.TemporaryDirectory(prefix="culm-") as name:
         yield Path(name) / "s"
 
 
-def test_a_socket_where_somebody_listens_is_answered_and_none_is_started(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as somebody:
-        somebody.bind(str(path))
-        somebody.listen()
-        assert is_answered(f"unix://{path}")
+def test_server_is_not_started_if_the_socket_is_listening(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        assert is_listening(f"unix://{path}")
         assert begin_start(ServerRequest(f"unix://{path}"), {}) is None
 
 
-def test_a_path_where_nobody_listens_is_not_answered(path: Path) -> None:
-    assert not is_answered(f"unix://{path}")
-    with socket.socket(socket.AF_UNIX) as gone:
-        gone.bind(str(path))
+def test_missing_or_stale_socket_is_not_listening(path: Path) -> None:
+    assert not is_listening(f"unix://{path}")
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
     assert path.is_socket()
-    assert not is_answered(f"unix://{path}")
-    assert not is_answered(f"unix://{path}/below/a/socket")
-    assert not is_answered(f"unix:///{'long' * 50}")
+    assert not is_listening(f"unix://{path}")
+    assert not is_listening(f"unix://{path}/below/a/socket")
+    assert not is_listening(f"unix:///{'long' * 50}")
 
 
-def test_a_server_elsewhere_is_never_started() -> None:
+def test_tcp_server_is_never_started() -> None:
     assert begin_start(ServerRequest("tcp://127.0.0.1:1"), {}) is None
 
 
@@ -58,12 +58,12 @@ def test_a_server_elsewhere_is_never_started() -> None:
         *("tcp://[::1:80", "tcp://a..b:1", f"http://{'a' * 64}"),
     ],
 )
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match="is not an address"):
         ServerRequest(url)
 
 
-def test_a_server_is_started_with_absolute_paths(path: Path) -> None:
+def test_server_is_started_with_absolute_paths(path: Path) -> None:
     wanted = ServerRequest(f"unix://{path}", Path("data"), Path("culm.json"))
     here = Path.cwd()
     assert wanted.command() == [
@@ -73,25 +73,25 @@ def test_a_server_is_started_with_absolute_paths(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason", "hint"),
+    ("output", "reason", "hint"),
     [
         (["1 INFO x", "culm: it is taken", "hint: take another"], "it is taken", "take another"),
         (["culm: it is taken"], "it is taken", ""),
         (
             ["Traceback", "  a line", "", "OSError: no"],
-            "it said\n  Traceback\n    a line\n  OSError: no",
+            "it printed\n  Traceback\n    a line\n  OSError: no",
             "",
         ),
-        ([], "it ended without a word", ""),
+        ([], "it ended without any output", ""),
     ],
 )
-def test_a_failed_start_is_told_in_the_servers_own_words(
-    said: list[str], reason: str, hint: str
+def test_failed_start_is_explained_by_the_server_output(
+    output: list[str], reason: str, hint: str
 ) -> None:
-    assert reason_of(said) == (reason, hint)
+    assert reason_of(output) == (reason, hint)
 
 
-def test_a_token_is_read_for_tcp_alone_from_the_file_that_is_named_or_the_default(
+def test_token_is_read_only_for_tcp_from_the_given_or_default_file(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "culm").mkdir()
@@ -118,19 +118,19 @@ def test_a_token_is_read_for_tcp_alone_from_the_file_that_is_named_or_the_defaul
         ("devel", "older", False),
     ],
 )
-def test_versions_are_compared_by_their_numbers(version: str, age: str, understood: bool) -> None:  # noqa: FBT001
-    assert (age_of(version), is_understood(version)) == (age, understood)
+def test_versions_are_compared_numerically(version: str, age: str, understood: bool) -> None:  # noqa: FBT001
+    assert (compare_version(version), is_compatible(version)) == (age, understood)
 
 
-def test_a_client_needs_no_library_that_is_slow_to_import() -> None:
-    program = "import sys, culm.cli.main, culm.cli.run; print({'aiohttp'} & {*sys.modules})"
+def test_client_does_not_import_aiohttp() -> None:
+    program = "import sys, culm.cli.main, culm.cli.prompt_run; print({'aiohttp'} & {*sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30
     )
     assert done.stdout == "set()\n"
 
 
-def test_in_a_directory_that_is_not_there_nothing_is_started_or_made(tmp_path: Path) -> None:
+def test_server_in_a_missing_directory_is_not_started(tmp_path: Path) -> None:
     url = f"unix://{tmp_path}/nowhere/s"
     with pytest.raises(NoServer, match=f"there is no directory {tmp_path}/nowhere"):
         begin_start(ServerRequest(url), {})
@@ -138,14 +138,14 @@ def test_in_a_directory_that_is_not_there_nothing_is_started_or_made(tmp_path: P
 
 
 @pytest.mark.parametrize("content", [b"a\nX: y", b"\xff", "\u2026".encode(), b"a b"])
-def test_what_cannot_be_sent_as_a_token_is_none(tmp_path: Path, content: bytes) -> None:
+def test_invalid_token_file_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "token"
     file.write_bytes(content)
-    with pytest.raises(InvalidRequest, match="is no token"):
+    with pytest.raises(InvalidRequest, match="does not contain a token"):
         find_token(ServerRequest("tcp://there:1"), file, {})
 
 
-def test_a_token_is_read_without_the_end_of_its_line(tmp_path: Path) -> None:
+def test_token_is_read_without_its_newline(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("secret\n")
     assert find_token(ServerRequest("tcp://there:1"), file, {}) == "secret"

@@ -1,4 +1,4 @@
-"""A stream that outlives its connections: one that only looks alive is found out."""
+"""An event stream survives its connections and detects a dead one."""
 
 import asyncio
 import tempfile
@@ -15,11 +15,11 @@ from tests.flow.conftest import open_flow
 from tests.flow.drive import READ_BYTES, connect, until
 from tests.support import WAIT_S, contract
 
-IDLE_S = 0.3  # A heartbeat would come every 15 s, so in this time nothing does by itself.
+IDLE_S = 0.3  # Heartbeats come every 15 s, so nothing arrives by itself in this time.
 
 
 class Relay:
-    """A way to a server that can fall silent without closing. Made by `open_relay`."""
+    """A proxy to a server that can go silent without closing. Created by `open_relay`."""
 
     def __init__(self, target: Address) -> None:
         self.is_silent = False
@@ -62,7 +62,7 @@ async def open_relay(target: Address) -> AsyncGenerator[tuple[Relay, str]]:
 
 
 @contract("CLIENT-3")
-async def test_a_connection_that_falls_silent_is_given_up_and_nothing_is_missed(
+async def test_silent_connection_is_replaced_without_losing_events(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -80,7 +80,7 @@ async def test_a_connection_that_falls_silent_is_given_up_and_nothing_is_missed(
         async with open_follower(Follower(mirror, stream, load)) as follower:
             await follower.connected()
             relay.is_silent = True
-            # What happens meanwhile is told to nobody: the connection stands, and is dead.
+            # Events are lost from here on: the connection is open but dead.
             direct = await (await flow.client()).open_workspace(flow.directory())
             session = await direct.create_session("unheard")
             await until(lambda: session.id.encode() in relay.lost)

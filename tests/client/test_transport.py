@@ -1,4 +1,4 @@
-"""Our HTTP against servers that cut, lie, break off and hang: raw sockets, byte by byte."""
+"""The HTTP client against servers that truncate, lie, reset and hang, on raw sockets."""
 
 import asyncio
 import errno
@@ -40,49 +40,49 @@ REFUSED = (
     b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 36\r\n\r\n"
     b'{"message":"no more","code":"large"}'
 )
-LARGE = b"x" * (32 << 20)  # More than the kernel holds for one who does not read.
-BOTH = pytest.mark.parametrize("way", ["unix", "tcp"])
+LARGE = b"x" * (32 << 20)  # More than the kernel buffers for a peer that does not read.
+BOTH_TRANSPORTS = pytest.mark.parametrize("transport_kind", ["unix", "tcp"])
 
 
 @dataclass
 class Peer:
-    """One connection as the other side sees it."""
+    """One connection, seen from the server."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    asked: bytes  # The head of the request.
+    head: bytes  # The head of the request.
 
-    async def say(self, *pieces: bytes) -> None:
-        """Each of them a write of its own."""
+    async def send(self, *pieces: bytes) -> None:
+        """Send each piece in its own write."""
         for piece in pieces:
             self.writer.write(piece)
             await self.writer.drain()
             await asyncio.sleep(0)
 
     def reset(self) -> None:
-        """Break off without a goodbye, with what is unread."""
+        """Reset the connection, with unread data."""
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
 
-Answering = Callable[[Peer], Awaitable[None]]
+Handler = Callable[[Peer], Awaitable[None]]
 
 
 @asynccontextmanager
-async def open_hostile(answering: Answering, way: str = "unix") -> AsyncGenerator[str]:
-    """The address of a server that does this with each connection, and hangs up."""
+async def open_server(handler: Handler, transport_kind: str = "unix") -> AsyncGenerator[str]:
+    """Serve each connection with `handler`, then close it; yields the address."""
 
     writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         with suppress(ConnectionError):
-            await answering(Peer(reader, writer, await reader.readuntil(b"\r\n\r\n")))
+            await handler(Peer(reader, writer, await reader.readuntil(b"\r\n\r\n")))
         writer.close()
 
     with tempfile.TemporaryDirectory(prefix="culm-") as folder:
-        if way == "unix":
+        if transport_kind == "unix":
             server = await asyncio.start_unix_server(serve, f"{folder}/s")
             url = f"unix://{folder}/s"
         else:
@@ -101,26 +101,26 @@ async def open_hostile(answering: Answering, way: str = "unix") -> AsyncGenerato
                 await asyncio.sleep(0)
 
 
-async def answered(url: str, body: bytes = b"") -> tuple[int, bytes]:
-    """Status and body of one answer."""
+async def fetch(url: str, body: bytes = b"") -> tuple[int, bytes]:
+    """Send one request; returns the status and the body."""
     transport = HttpTransport(parse_address(url), {})
-    async with transport.open("POST" if body else "GET", "/", body) as answer:
-        return answer.status, await answer.read()
+    async with transport.open("POST" if body else "GET", "/", body) as response:
+        return response.status, await response.read()
 
 
-def saying(*pieces: bytes) -> Answering:
-    async def say(peer: Peer) -> None:
-        await peer.say(*pieces)
+def sending(*pieces: bytes) -> Handler:
+    async def send(peer: Peer) -> None:
+        await peer.send(*pieces)
 
-    return say
-
-
-# --- what is read
+    return send
 
 
-@BOTH
+# --- responses
+
+
+@BOTH_TRANSPORTS
 @pytest.mark.parametrize(
-    ("said", "body"),
+    ("sent", "body"),
     [
         (HELLO, b"hello"),
         (OK + b"\r\nuntil the end", b"until the end"),
@@ -130,11 +130,13 @@ def saying(*pieces: bytes) -> Answering:
         (CHUNKED + b"0\r\n\r\n", b""),
     ],
 )
-async def test_an_answer_that_comes_byte_by_byte_is_the_same_answer(
-    said: bytes, body: bytes, way: str
+async def test_response_sent_byte_by_byte_is_read_whole(
+    sent: bytes, body: bytes, transport_kind: str
 ) -> None:
-    async with open_hostile(saying(*(said[n : n + 1] for n in range(len(said)))), way) as url:
-        assert await answered(url) == (200, body)
+    async with open_server(
+        sending(*(sent[n : n + 1] for n in range(len(sent)))), transport_kind
+    ) as url:
+        assert await fetch(url) == (200, body)
 
 
 @given(
@@ -142,7 +144,7 @@ async def test_an_answer_that_comes_byte_by_byte_is_the_same_answer(
     extension=st.sampled_from([b"", b";a=b", b' ; q="x"']),
     cuts=st.lists(st.integers(1, 30), min_size=1, max_size=8),
 )
-def test_a_chunked_body_is_its_chunks_however_it_is_cut(
+def test_chunked_body_is_its_chunks_for_any_split(
     chunks: list[bytes], extension: bytes, cuts: list[int]
 ) -> None:
     whole = b"".join(b"%x%s\r\n%s\r\n" % (len(one), extension, one) for one in chunks)
@@ -150,9 +152,9 @@ def test_a_chunked_body_is_its_chunks_however_it_is_cut(
 
     async def read() -> bytes:
         reader = ResponseReader()
-        answer = HttpResponse(CHUNKED, reader)
+        response = HttpResponse(CHUNKED, reader)
         async with asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(answer.read())
+            reading = tasks.create_task(response.read())
             at = 0
             while at < len(whole):
                 step = cuts[at % len(cuts)]
@@ -165,24 +167,28 @@ def test_a_chunked_body_is_its_chunks_however_it_is_cut(
     assert asyncio.run(read()) == b"".join(chunks)
 
 
-async def test_a_body_at_its_end_has_no_more_however_often_it_is_asked() -> None:
+async def test_body_read_after_its_end_is_empty() -> None:
     reader = ResponseReader()
     reader.feed_data(b"1\r\na\r\n0\r\n\r\n")
-    answer = HttpResponse(CHUNKED, reader)
-    assert [await answer.read(), await answer.read(), await answer.piece()] == [b"a", b"", b""]
+    response = HttpResponse(CHUNKED, reader)
+    assert [await response.read(), await response.read(), await response.piece()] == [
+        b"a",
+        b"",
+        b"",
+    ]
 
 
-async def test_a_piece_is_there_before_the_line_that_ends_its_chunk() -> None:
+async def test_piece_is_available_before_the_end_of_its_chunk() -> None:
     reader = ResponseReader()
-    answer = HttpResponse(CHUNKED, reader)
+    response = HttpResponse(CHUNKED, reader)
     reader.feed_data(b"5\r\nhello")
-    assert await answer.piece(WAIT_S) == b"hello"
+    assert await response.piece(WAIT_S) == b"hello"
     reader.feed_data(b"\r\n0\r\n\r\n")
-    assert await answer.piece(WAIT_S) == b""
+    assert await response.piece(WAIT_S) == b""
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"",
         b"SSH-2.0-OpenSSH_9.2\r\n",
@@ -205,92 +211,92 @@ async def test_a_piece_is_there_before_the_line_that_ends_its_chunk() -> None:
         CHUNKED + b"5;" + b"y" * (2 * HEAD_BYTES_MAX) + b"\r\nhello\r\n0\r\n\r\n",
     ],
 )
-async def test_what_is_no_whole_answer_is_unreachable(said: bytes) -> None:
-    async with open_hostile(saying(said)) as url:
+async def test_invalid_or_truncated_response_raises_unreachable(sent: bytes) -> None:
+    async with open_server(sending(sent)) as url:
         with pytest.raises(Unreachable):
-            await answered(url)
+            await fetch(url)
 
 
-async def test_a_body_without_a_length_that_is_reset_has_not_come_to_its_end() -> None:
-    async def answering(peer: Peer) -> None:
-        await peer.say(OK + b"\r\nhello")
+async def test_reset_during_a_body_without_length_raises_os_error() -> None:
+    async def handler(peer: Peer) -> None:
+        await peer.send(OK + b"\r\nhello")
         peer.reset()
 
-    async with open_hostile(answering, "tcp") as url:
+    async with open_server(handler, "tcp") as url:
         with pytest.raises(OSError):  # noqa: PT011
-            await answered(url)
+            await fetch(url)
 
 
-async def test_more_than_was_announced_is_not_read() -> None:
-    async with open_hostile(saying(HELLO + b" and more")) as url:
-        assert await answered(url) == (200, b"hello")
+async def test_data_after_the_content_length_is_not_read() -> None:
+    async with open_server(sending(HELLO + b" and more")) as url:
+        assert await fetch(url) == (200, b"hello")
 
 
-async def test_a_connection_that_is_reset_in_the_middle_of_a_body_is_an_error_of_the_system() -> (
-    None
-):
-    async def answering(peer: Peer) -> None:
-        await peer.say(OK + b"Content-Length: 10\r\n\r\nhello")
+async def test_reset_in_the_middle_of_a_body_raises_os_error() -> None:
+    async def handler(peer: Peer) -> None:
+        await peer.send(OK + b"Content-Length: 10\r\n\r\nhello")
         peer.reset()
 
-    async with open_hostile(answering, "tcp") as url:
+    async with open_server(handler, "tcp") as url:
         with pytest.raises(OSError):  # noqa: PT011
-            await answered(url)
+            await fetch(url)
 
 
-# --- what hangs
+# --- timeouts
 
 
 @pytest.mark.parametrize(
-    "said", [b"", OK, OK + b"Content-Length: 9\r\n\r\nhel", CHUNKED + b"5\r\nhello"]
+    "sent", [b"", OK, OK + b"Content-Length: 9\r\n\r\nhel", CHUNKED + b"5\r\nhello"]
 )
-async def test_a_server_that_hangs_is_waited_for_as_long_as_its_caller_says(said: bytes) -> None:
+async def test_hanging_server_raises_timeout_after_the_given_time(sent: bytes) -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
-    async def answering(peer: Peer) -> None:
+    async def handler(peer: Peer) -> None:
         began.set()
-        await peer.say(said)
+        await peer.send(sent)
         await peer.reader.read()  # Until the client has left.
         ended.set()
 
-    async with open_hostile(answering) as url, open_client(url) as client:
-        while not began.is_set():  # On a busy machine the time may pass before it is asked.
+    async with open_server(handler) as url, open_client(url) as client:
+        while (
+            not began.is_set()
+        ):  # On a busy machine the timeout may pass before the request arrives.
             with pytest.raises(TimeoutError):
                 await client.request("GET", "/", timeout_s=0.05)
         await ended.wait()
 
 
-@pytest.mark.parametrize("said", [b"", b"5\r\nhel", b"5\r\nhello", b"5\r\nhello\r\n3"])
-async def test_the_bound_for_a_piece_is_for_all_that_it_waits_for(said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"5\r\nhel", b"5\r\nhello", b"5\r\nhello\r\n3"])
+async def test_piece_timeout_covers_all_of_its_reads(sent: bytes) -> None:
     reader = ResponseReader()
-    answer = HttpResponse(CHUNKED, reader)
-    reader.feed_data(said)
-    if b"hel" in said:
-        assert (await answer.piece(WAIT_S)).startswith(b"hel")
+    response = HttpResponse(CHUNKED, reader)
+    reader.feed_data(sent)
+    if b"hel" in sent:
+        assert (await response.piece(WAIT_S)).startswith(b"hel")
     with pytest.raises(TimeoutError):
-        await answer.piece(0.01)
+        await response.piece(0.01)
 
 
-# --- what is sent
+# --- requests
 
 
-async def test_a_name_that_is_not_utf_8_is_the_name_of_nothing() -> None:
+async def test_id_that_is_not_utf_8_can_be_requested() -> None:
     info = Workspace(WorkspaceId("w"), "/", Config())
     async with open_client("unix:///nowhere/s") as client:
         workspace = RemoteWorkspace(client, CreateWorkspace(), info)
-        with pytest.raises(Unreachable):  # It was asked for.
+        with pytest.raises(Unreachable):  # The request was attempted.
             await workspace.run(os.fsdecode(b"\xff"))
 
 
-@BOTH
+@BOTH_TRANSPORTS
 @pytest.mark.parametrize("then", ["hangs up", "goes on", "resets"])
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_refusal_that_comes_while_a_large_body_is_sent_is_read(
-    way: str, then: str, loop: Callable[[], asyncio.AbstractEventLoop]
+def test_refusal_sent_during_a_large_request_is_read(
+    transport_kind: str, then: str, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    async def answering(peer: Peer) -> None:
+    async def handler(peer: Peer) -> None:
         await peer.reader.readexactly(100_000)
-        await peer.say(REFUSED)
+        await peer.send(REFUSED)
         match then:
             case "goes on":  # It neither reads nor closes.
                 await asyncio.Event().wait()
@@ -301,7 +307,7 @@ def test_a_refusal_that_comes_while_a_large_body_is_sent_is_read(
                 pass
 
     async def ask() -> None:
-        async with open_hostile(answering, way) as url, open_client(url) as client:
+        async with open_server(handler, transport_kind) as url, open_client(url) as client:
             await client.request("POST", "/", Prompt("s", LARGE.decode()), timeout_s=WAIT_S)
 
     with (
@@ -312,46 +318,46 @@ def test_a_refusal_that_comes_while_a_large_body_is_sent_is_read(
     assert (refused.value.status, refused.value.code) == (413, "large")
 
 
-@BOTH
-async def test_a_large_body_arrives_whole(way: str) -> None:
-    got: list[bytes] = []
+@BOTH_TRANSPORTS
+async def test_large_body_arrives_whole(transport_kind: str) -> None:
+    received: list[bytes] = []
 
-    async def answering(peer: Peer) -> None:
-        got.append(await peer.reader.readexactly(len(LARGE)))
-        await peer.say(HELLO)
+    async def handler(peer: Peer) -> None:
+        received.append(await peer.reader.readexactly(len(LARGE)))
+        await peer.send(HELLO)
 
-    async with open_hostile(answering, way) as url:
-        assert await answered(url, LARGE) == (200, b"hello")
-    assert got == [LARGE]
+    async with open_server(handler, transport_kind) as url:
+        assert await fetch(url, LARGE) == (200, b"hello")
+    assert received == [LARGE]
 
 
-async def test_a_server_that_takes_a_large_body_and_hangs_up_is_unreachable() -> None:
-    async def answering(peer: Peer) -> None:
+async def test_server_that_closes_during_a_large_body_raises_os_error() -> None:
+    async def handler(peer: Peer) -> None:
         await peer.reader.readexactly(100_000)
 
-    async with open_hostile(answering) as url:
+    async with open_server(handler) as url:
         with pytest.raises(OSError):  # noqa: PT011
-            await answered(url, LARGE)
+            await fetch(url, LARGE)
 
 
-async def test_a_request_names_its_host_its_length_and_what_goes_before_its_path() -> None:
-    asked: list[bytes] = []
+async def test_request_has_host_length_and_path_prefix() -> None:
+    heads: list[bytes] = []
 
-    async def answering(peer: Peer) -> None:
-        asked.append(peer.asked)
-        await peer.say(HELLO)
+    async def handler(peer: Peer) -> None:
+        heads.append(peer.head)
+        await peer.send(HELLO)
 
-    async with open_hostile(answering, "tcp") as url:
+    async with open_server(handler, "tcp") as url:
         address = parse_address(f"http{url.removeprefix('tcp')}/below/culm/")
-        async with HttpTransport(address, {"X-Name": "value"}).open("PUT", "/v1/x?y=1") as answer:
-            assert await answer.read() == b"hello"
-    assert asked == [
+        async with HttpTransport(address, {"X-Name": "value"}).open("PUT", "/v1/x?y=1") as response:
+            assert await response.read() == b"hello"
+    assert heads == [
         f"PUT /below/culm/v1/x?y=1 HTTP/1.1\r\nHost: {address.host}\r\nX-Name: value\r\n"
         "Connection: close\r\nContent-Length: 0\r\n\r\n".encode()
     ]
 
 
-# --- where it is
+# --- addresses
 
 
 @pytest.mark.parametrize(
@@ -364,15 +370,15 @@ async def test_a_request_names_its_host_its_length_and_what_goes_before_its_path
         ("http://h:81/a/b/", ServerAddress("h:81", name="h", port=81, prefix="/a/b")),
         (
             "https://H.example",
-            ServerAddress("H.example", name="h.example", port=443, is_secret=True),
+            ServerAddress("H.example", name="h.example", port=443, is_tls=True),
         ),
         (
             "https://u:p@h:8443/c",
-            ServerAddress("h:8443", "", "h", 8443, is_secret=True, prefix="/c"),
+            ServerAddress("h:8443", "", "h", 8443, is_tls=True, prefix="/c"),
         ),
     ],
 )
-def test_an_address_says_whom_to_connect_to_and_how_to_name_it(
+def test_address_is_parsed_into_socket_host_port_and_prefix(
     url: str, address: ServerAddress
 ) -> None:
     assert parse_address(url) == address
@@ -381,13 +387,13 @@ def test_an_address_says_whom_to_connect_to_and_how_to_name_it(
 @pytest.mark.parametrize(
     "url", ["", "h:1", "ftp://h:1", "tcp://:1", "tcp://h:x", "tcp://h:99999", "tcp://[::1:2"]
 )
-def test_what_is_no_address_is_a_value_error(url: str) -> None:
+def test_invalid_address_raises_value_error(url: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         parse_address(url)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
-async def test_a_server_is_reached_by_ipv6() -> None:
+async def test_server_is_reached_by_ipv6() -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HELLO)
         writer.close()
@@ -398,37 +404,37 @@ async def test_a_server_is_reached_by_ipv6() -> None:
         pytest.skip("this machine has no IPv6")
     async with server, asyncio.timeout(WAIT_S):
         port = server.sockets[0].getsockname()[1]
-        assert await answered(f"tcp://[::1]:{port}") == (200, b"hello")
+        assert await fetch(f"tcp://[::1]:{port}") == (200, b"hello")
 
 
-async def test_who_is_not_there_is_told_in_the_words_of_the_system() -> None:
+async def test_missing_server_raises_the_system_error_text() -> None:
     for url, reason in [
         ("unix:///nowhere/s", os.strerror(errno.ENOENT)),
         ("tcp://127.0.0.1:1", os.strerror(errno.ECONNREFUSED)),
     ]:
         with pytest.raises(Unreachable, match=reason):
-            await answered(url)
+            await fetch(url)
 
 
-async def test_a_name_that_nobody_knows_is_told_as_such() -> None:
+async def test_unresolvable_host_has_a_specific_error() -> None:
     with pytest.raises(Unreachable) as unreachable:
-        await answered("tcp://nobody.invalid:1")
+        await fetch("tcp://nobody.invalid:1")
     assert "Unknown error" not in str(unreachable.value)
 
 
-# --- what is sent
+# --- encoding
 
 
-async def test_what_is_not_utf_8_is_sent_as_far_as_it_can_be() -> None:
+async def test_invalid_utf_8_is_replaced_in_requests() -> None:
     bodies: list[bytes] = []
 
-    async def take(peer: Peer) -> None:
-        length = int(peer.asked.partition(b"Content-Length: ")[2].partition(b"\r\n")[0])
+    async def handler(peer: Peer) -> None:
+        length = int(peer.head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0])
         bodies.append(await peer.reader.readexactly(length))
-        await peer.say(OK + b"Content-Length: 0\r\n\r\n")
+        await peer.send(OK + b"Content-Length: 0\r\n\r\n")
 
-    odd = os.fsdecode(b"a\xff")  # As an argument, or a variable of the environment, has it.
-    async with open_hostile(take) as url, open_client(url) as client:
+    odd = os.fsdecode(b"a\xff")  # Such text comes from arguments and environment variables.
+    async with open_server(handler) as url, open_client(url) as client:
         file = Attachment(odd, odd, "text/plain", b"\xff")
         await client.request("POST", "/", Prompt("s", odd, "", [file]))
     assert decode(bodies[0], Prompt) == Prompt(

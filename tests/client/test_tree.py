@@ -1,4 +1,4 @@
-"""Which of a workspace's events belong to a run and to those who work for it."""
+"""A session tree: the events of a run and of its agents."""
 
 import asyncio
 from pathlib import Path
@@ -17,8 +17,8 @@ from culm.wire.events import CallOutput, MessageDelta
 from culm.wire.messages import Message, Text, TextPart, full_text
 from culm.wire.runs import RunChanged, State
 from culm.wire.sessions import Session
-from culm.wire.state import Snapshot, StoreHealth
-from tests.flow.agents_stage import held, open_agents, start, talk
+from culm.wire.workspaces import Snapshot, StoreHealth
+from tests.flow.agents_harness import held, open_agents, start, talk
 from tests.support import WAIT_S
 
 TOP = SessionId("top")
@@ -26,25 +26,25 @@ OURS = RunId("ours")
 GRANTED = PermissionNotification("d", granted=True, session_id="s-one")
 
 
-class Teller:
-    """Tells a tree events, numbered as a log does."""
+class TreeHarness:
+    """Applies numbered events to a tree."""
 
     def __init__(self, state: State = "active") -> None:
         self.tree = SessionTree(TOP, OURS)
         self._seq = 0
         self.run(state)
 
-    def tell(self, type_: str, payload: msgspec.Struct, op: str = "updated") -> DeltaGap | None:
+    def apply(self, type_: str, payload: msgspec.Struct, op: str = "updated") -> DeltaGap | None:
         self._seq += 1
         return self.tree.apply(
             ServerEvent(type_, op, msgspec.Raw(encode(payload)), f"e.{self._seq}")
         )
 
     def run(self, state: State) -> None:
-        self.tell("run_changed", RunChanged(OURS, TOP, state, 1, run_id_given=True))
+        self.apply("run_changed", RunChanged(OURS, TOP, state, 1, run_id_given=True))
 
     def agent(self, agent: Agent, type_: str = "agent_started") -> None:
-        self.tell(type_, agent)
+        self.apply(type_, agent)
 
     def names(self) -> list[str]:
         return [branch.agent.name for branch in self.tree.branches.values()]
@@ -56,45 +56,49 @@ def agent(name: str, above: str = TOP) -> Agent:
     return Agent(AgentId(name), parent, session_id, parent_session_id=above, name=name)
 
 
-def said(session_id: str, text: str, name: str = "m") -> Message:
+def message(session_id: str, text: str, name: str = "m") -> Message:
     return Message(MessageId(name), "assistant", SessionId(session_id), [TextPart(Text(text))])
 
 
-def asked(session_id: str, name: str = "ask", run_id: str = "theirs") -> AskChanged:
+def ask_event(session_id: str, name: str = "ask", run_id: str = "theirs") -> AskChanged:
     return AskChanged(
         *(AskId(name), SessionId(session_id), RunId(run_id), "c", "bash", "execute", "Do", ""),
         state="open",
     )
 
 
-def test_agents_of_the_run_are_followed_at_any_depth_and_no_others() -> None:
-    teller = Teller("queued")
-    teller.agent(agent("before"))  # Of the run that this one waits for.
-    teller.run("active")
-    teller.agent(agent("one"))
-    teller.agent(agent("below", "s-one"))
-    teller.agent(agent("deep", "s-below"))
-    teller.agent(agent("theirs", "elsewhere"))
-    teller.agent(replace(agent("earlier"), state="running"), "agent_changed")
-    teller.agent(replace(agent("gone"), state="ended"), "agent_changed")
-    assert teller.names() == ["one", "below", "deep"]
-    assert teller.tree.titles([TOP, "one", "deep", "0123456789"]) == ["one", "deep", "01234567"]
+def test_only_agents_of_the_run_are_followed_at_any_depth() -> None:
+    harness = TreeHarness("queued")
+    harness.agent(agent("before"))  # An agent of the run ahead in the queue.
+    harness.run("active")
+    harness.agent(agent("one"))
+    harness.agent(agent("below", "s-one"))
+    harness.agent(agent("deep", "s-below"))
+    harness.agent(agent("theirs", "elsewhere"))
+    harness.agent(replace(agent("earlier"), state="running"), "agent_changed")
+    harness.agent(replace(agent("gone"), state="ended"), "agent_changed")
+    assert harness.names() == ["one", "below", "deep"]
+    assert harness.tree.agent_names([TOP, "one", "deep", "0123456789"]) == [
+        "one",
+        "deep",
+        "01234567",
+    ]
 
 
-def test_each_session_has_its_own_state_though_ids_of_calls_are_the_same() -> None:
-    teller = Teller()
-    teller.agent(agent("one"))
+def test_sessions_with_equal_call_ids_have_separate_state() -> None:
+    harness = TreeHarness()
+    harness.agent(agent("one"))
     for session_id in (TOP, "s-one", "elsewhere"):
-        assert teller.tell("message", said(session_id, "", f"m-{session_id}")) is None
+        assert harness.apply("message", message(session_id, "", f"m-{session_id}")) is None
         delta = MessageDelta(
             MessageId(f"m-{session_id}"), SessionId(session_id), 0, 0, "text", 0, session_id
         )
-        assert teller.tell("message_delta", delta) is None
-        teller.tell("call_output", CallOutput(SessionId(session_id), "c", 0, f"out {session_id}"))
-        teller.tell("permission_notification", PermissionNotification("c", session_id=session_id))
-        teller.tell("session", Session(SessionId(session_id)))
-    teller.tell("permission_notification", GRANTED)
-    tree = teller.tree
+        assert harness.apply("message_delta", delta) is None
+        harness.apply("call_output", CallOutput(SessionId(session_id), "c", 0, f"out {session_id}"))
+        harness.apply("permission_notification", PermissionNotification("c", session_id=session_id))
+        harness.apply("session", Session(SessionId(session_id)))
+    harness.apply("permission_notification", GRANTED)
+    tree = harness.tree
     branch = tree.branches[SessionId("s-one")].mirror
     assert [full_text(one.parts) for one in tree.messages.values()] == [TOP]
     assert [full_text(one.parts) for one in branch.messages.values()] == ["s-one"]
@@ -103,65 +107,70 @@ def test_each_session_has_its_own_state_though_ids_of_calls_are_the_same() -> No
     assert list(tree.sessions) == [TOP]
 
 
-def test_a_gap_in_an_agents_text_is_filled_where_it_belongs() -> None:
-    teller = Teller()
-    teller.agent(agent("one"))
-    teller.tree.touched.clear()
+def test_gap_in_the_text_of_an_agent_is_filled_in_its_branch() -> None:
+    harness = TreeHarness()
+    harness.agent(agent("one"))
+    harness.tree.touched.clear()
     delta = MessageDelta(MessageId("m"), SessionId("s-one"), 1, 0, "text", 4, "more")
-    assert teller.tell("message_delta", delta) == DeltaGap(SessionId("s-one"), MessageId("m"))
-    teller.tree.put_message(said("s-one", "all more"))
-    teller.tree.put_message(said("elsewhere", "theirs"))
-    assert list(teller.tree.touched) == ["s-one"]
-    assert (len(teller.tree.branches[SessionId("s-one")].mirror.messages)) == 1
-    assert teller.tree.messages == {}
+    assert harness.apply("message_delta", delta) == DeltaGap(SessionId("s-one"), MessageId("m"))
+    harness.tree.put_message(message("s-one", "all more"))
+    harness.tree.put_message(message("elsewhere", "theirs"))
+    assert list(harness.tree.touched) == ["s-one"]
+    assert (len(harness.tree.branches[SessionId("s-one")].mirror.messages)) == 1
+    assert harness.tree.messages == {}
 
 
-def test_an_agent_that_was_dropped_comes_again_when_it_is_given_more() -> None:
-    teller = Teller()
+def test_dropped_agent_returns_when_it_is_resumed() -> None:
+    harness = TreeHarness()
     one = agent("one")
-    teller.agent(one)
-    teller.agent(replace(one, state="ended"), "agent_ended")
-    teller.tree.drop(one.session_id)
-    teller.agent(replace(one, state="ended", tokens=5), "agent_changed")
-    assert (teller.names(), list(teller.tree.touched)) == ([], [])
-    teller.agent(replace(one, state="pending"), "agent_changed")
-    assert teller.names() == ["one"]
-    teller.tell("agent_ended", replace(one, state="running"), "deleted")
-    assert teller.tree.branches[one.session_id].agent.state == "ended"
+    harness.agent(one)
+    harness.agent(replace(one, state="ended"), "agent_ended")
+    harness.tree.drop(one.session_id)
+    harness.agent(replace(one, state="ended", tokens=5), "agent_changed")
+    assert (harness.names(), list(harness.tree.touched)) == ([], [])
+    harness.agent(replace(one, state="pending"), "agent_changed")
+    assert harness.names() == ["one"]
+    harness.apply("agent_ended", replace(one, state="running"), "deleted")
+    assert harness.tree.branches[one.session_id].agent.state == "ended"
 
 
-def test_what_is_asked_is_of_the_run_and_its_agents_until_it_is_answered_or_they_are_gone() -> None:
-    teller = Teller()
+def test_asks_of_the_tree_are_open_until_answered_or_dropped() -> None:
+    harness = TreeHarness()
     one, two = agent("one"), agent("two")
-    teller.agent(one)
-    teller.agent(two)
-    own = asked(TOP, "own", OURS)
+    harness.agent(one)
+    harness.agent(two)
+    own = ask_event(TOP, "own", OURS)
     form = QuestionChanged(AskId("form"), two.session_id, RunId("r"), "c", "open")
-    for ask in (own, asked(TOP, "other"), asked(one.session_id), asked("elsewhere", "theirs")):
-        teller.tell("ask_changed", ask)
-    teller.tell("question_changed", form)
-    tree = teller.tree
-    assert list(tree.asked()) == [own, asked(one.session_id), form]
-    assert [tree.is_closed(ask) for ask in (own, asked(one.session_id), form)] == [False] * 3
-    teller.tell("ask_changed", replace(asked(one.session_id), state="allowed"))
-    teller.tell("ask_changed", replace(own, state="expired"))
+    for ask in (
+        own,
+        ask_event(TOP, "other"),
+        ask_event(one.session_id),
+        ask_event("elsewhere", "theirs"),
+    ):
+        harness.apply("ask_changed", ask)
+    harness.apply("question_changed", form)
+    tree = harness.tree
+    assert list(tree.all_asks()) == [own, ask_event(one.session_id), form]
+    assert [tree.is_closed(ask) for ask in (own, ask_event(one.session_id), form)] == [False] * 3
+    harness.apply("ask_changed", replace(ask_event(one.session_id), state="allowed"))
+    harness.apply("ask_changed", replace(own, state="expired"))
     tree.drop(two.session_id)
-    assert [tree.is_closed(ask) for ask in (own, asked(one.session_id), form)] == [True] * 3
+    assert [tree.is_closed(ask) for ask in (own, ask_event(one.session_id), form)] == [True] * 3
 
 
-def test_after_a_gap_in_the_events_it_has_those_who_started_meanwhile() -> None:
-    teller = Teller()
+def test_reload_after_an_event_gap_adds_new_agents() -> None:
+    harness = TreeHarness()
     one = agent("one")
-    teller.agent(one)
-    teller.tell("message", said(one.session_id, "old"))
-    teller.tell("ask_changed", asked(one.session_id))
-    tree = teller.tree
+    harness.agent(one)
+    harness.apply("message", message(one.session_id, "old"))
+    harness.apply("ask_changed", ask_event(one.session_id))
+    tree = harness.tree
     detached = replace(agent("detached"), is_detached=True, state="running")
     now = [replace(one, state="ended"), agent("new"), agent("below", "s-new"), detached]
-    assert tree.adopt(now)
-    assert not tree.adopt(now)
-    assert tree.names() == [TOP, "s-one", "s-new", "s-below"]
-    messages = [said(TOP, "top"), said("s-one", "whole"), said("s-new", "new")]
+    assert tree.add_agents(now)
+    assert not tree.add_agents(now)
+    assert tree.session_ids() == [TOP, "s-one", "s-new", "s-below"]
+    messages = [message(TOP, "top"), message("s-one", "whole"), message("s-new", "new")]
     tree.load(Snapshot("e.9", [], messages, [], [], [], StoreHealth("ok")))
     kept = [
         [full_text(one.parts) for one in mirror.messages.values()]
@@ -169,32 +178,32 @@ def test_after_a_gap_in_the_events_it_has_those_who_started_meanwhile() -> None:
     ]
     assert kept == [["top"], ["whole"], ["new"], []]
     assert list(tree.touched) == ["s-one", "s-new", "s-below"]
-    # Whether it is still open is told when the stream begins; until then it is.
-    assert not tree.is_closed(asked(one.session_id))
+    # Its state comes with the new stream; until then it counts as open.
+    assert not tree.is_closed(ask_event(one.session_id))
 
 
-async def test_who_followed_a_run_and_who_missed_its_beginning_have_the_same_tree(
+async def test_late_and_early_followers_have_the_same_tree(
     tmp_path: Path,
 ) -> None:
     nested = (talk("@lead", start("@ann: go")), talk("@ann", start("@bob: go")))
     async with (
-        open_agents(tmp_path, *nested, talk("@bob", held("I looked."))) as stage,
+        open_agents(tmp_path, *nested, talk("@bob", held("I looked."))) as agents,
         asyncio.timeout(WAIT_S),
-        open_tree(stage.remote, stage.session_id, OURS) as (follower, stayed),
+        open_tree(agents.remote, agents.session_id, OURS) as (follower, stayed),
     ):
         await follower.connected()
-        away = SessionTree(stage.session_id, OURS)
-        await load_tree(stage.remote, away)
-        await stage.prompt("@lead: go", run_id=OURS)
-        seen = await stage.asked_by("@bob")
-        await stage.when("@bob", lambda one: one.state == "running")
-        await load_tree(stage.remote, away)
+        away = SessionTree(agents.session_id, OURS)
+        await load_tree(agents.remote, away)
+        await agents.prompt("@lead: go", run_id=OURS)
+        seen = await agents.until_asked_by("@bob")
+        await agents.until_agent("@bob", lambda one: one.state == "running")
+        await load_tree(agents.remote, away)
         await follower.until(
             lambda _: len(stayed.branches) == 2 and state_of(away) == state_of(stayed)
         )
-        stage.release(seen)
-        await stage.heard.complete(OURS)
-        await load_tree(stage.remote, away)
+        agents.release(seen)
+        await agents.received.complete(OURS)
+        await load_tree(agents.remote, away)
         await follower.until(lambda _: state_of(away) == state_of(stayed))
         (*_, bob) = stayed.branches.values()
         assert (bob.agent.outcome, bob.agent.depth) == ("completed", 2)

@@ -1,4 +1,4 @@
-"""Checking a document: every problem where it stands, in words, and nothing wrong gets through."""
+"""Checking a document: each problem with its place, and no invalid value gets through."""
 
 import json
 from typing import cast
@@ -13,7 +13,7 @@ from culm.config.schema import HOOKS_MAX, OWN_TOOLS_MAX, ProjectFile, UserFile
 from culm.wire.codec import Json, fit, strings_in
 from culm.wire.rules import RULES_MAX
 
-NOT_JSON = "JSON is wanted; comments and trailing commas are fine"
+NOT_JSON = "use JSON; comments and trailing commas are allowed"
 
 
 def problems_of(text: str, kind: type[Struct] = UserFile) -> list[tuple[int, str, str, str]]:
@@ -22,7 +22,7 @@ def problems_of(text: str, kind: type[Struct] = UserFile) -> list[tuple[int, str
     return [(p.line, p.key, p.text, p.hint) for p in checked.problems]
 
 
-def test_every_problem_is_told_at_its_line_and_key_and_the_rest_is_kept() -> None:
+def test_every_problem_has_its_line_and_key_and_valid_parts_are_kept() -> None:
     text = """{
       // Mine.
       "modles": {},
@@ -53,40 +53,38 @@ def test_every_problem_is_told_at_its_line_and_key_and_the_rest_is_kept() -> Non
                 "f", 7, "providers.local.bas_url", "unknown key", "did you mean 'base_url'?"
             ),
             ConfigProblem(
-                "f", 10, "providers.local.models[1].id", "a string is wanted, not a number"
+                "f", 10, "providers.local.models[1].id", "expected a string, got a number"
             ),
+            ConfigProblem("f", 11, "providers.local.models[2]", "expected an object, got a string"),
+            ConfigProblem("f", 14, "providers.other", "expected an object, got a list"),
             ConfigProblem(
-                "f", 11, "providers.local.models[2]", "an object is wanted, not a string"
+                "f", 16, "options.tui.compact_mode", "expected true or false, got a string"
             ),
-            ConfigProblem("f", 14, "providers.other", "an object is wanted, not a list"),
-            ConfigProblem(
-                "f", 16, "options.tui.compact_mode", "true or false is wanted, not a string"
-            ),
-            ConfigProblem("f", 17, "runs_max", "wanted is `int` >= 1"),
+            ConfigProblem("f", 17, "runs_max", "expected `int` >= 1"),
         ),
     )
 
 
 @pytest.mark.parametrize(
-    ("value", "key", "what"),
+    ("value", "key", "message"),
     [
-        ('{"models": []}', "models", "an object is wanted, not a list"),
-        ('{"models": {"large": "gpt"}}', "models.large", "an object is wanted, not a string"),
-        ('{"options": true}', "options", "an object is wanted, not true"),
-        ('{"hooks": {"a": {}}}', "hooks.a", "a list is wanted, not an object"),
-        ('{"env": {"A": 1}}', "env.A", "a string is wanted, not a number"),
-        ('{"options": {"debug": 1}}', "options.debug", "true or false is wanted, not a number"),
-        ('{"queue_max": "9"}', "queue_max", "a whole number is wanted, not a string"),
-        ('{"linger_s": []}', "linger_s", "a number is wanted, not a list"),
-        ('{"linger_s": -0.5}', "linger_s", "wanted is `float` >= 0.0"),
+        ('{"models": []}', "models", "expected an object, got a list"),
+        ('{"models": {"large": "gpt"}}', "models.large", "expected an object, got a string"),
+        ('{"options": true}', "options", "expected an object, got true"),
+        ('{"hooks": {"a": {}}}', "hooks.a", "expected a list, got an object"),
+        ('{"env": {"A": 1}}', "env.A", "expected a string, got a number"),
+        ('{"options": {"debug": 1}}', "options.debug", "expected true or false, got a number"),
+        ('{"queue_max": "9"}', "queue_max", "expected a whole number, got a string"),
+        ('{"linger_s": []}', "linger_s", "expected a number, got a list"),
+        ('{"linger_s": -0.5}', "linger_s", "expected `float` >= 0.0"),
     ],
 )
-def test_what_is_of_another_kind_is_said_in_words(value: str, key: str, what: str) -> None:
-    assert problems_of(value) == [(1, key, what, "")]
+def test_a_value_of_the_wrong_type_is_reported(value: str, key: str, message: str) -> None:
+    assert problems_of(value) == [(1, key, message, "")]
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "true", '"9"', "[]", "{}", f"{10**30}"])
-def test_a_setting_out_of_its_bounds_or_kind_does_not_count(value: str) -> None:
+def test_a_setting_out_of_range_or_of_the_wrong_type_is_ignored(value: str) -> None:
     checked = check_text(f'{{"queue_max": {value}, "runs_max": 7}}', UserFile, "f")
     assert checked.document == {"runs_max": 7}
     assert [problem.key for problem in checked.problems] == ["queue_max"]
@@ -97,7 +95,7 @@ def test_a_setting_out_of_its_bounds_or_kind_does_not_count(value: str) -> None:
     [("larg", "large"), ("LARGE", "large"), ("smal", "small")],
 )
 @pytest.mark.parametrize("key", ["models", "fallbacks", "recent_models"])
-def test_a_role_that_is_none_is_named_and_the_nearest_offered(
+def test_an_unknown_role_is_reported_with_the_nearest_name(
     key: str, name: str, nearest: str
 ) -> None:
     value = "{}" if key == "models" else "[]"
@@ -106,31 +104,31 @@ def test_a_role_that_is_none_is_named_and_the_nearest_offered(
     assert problems_of(text) == [(1, f"{key}.{name}", "unknown key", hint)]
 
 
-def test_where_nothing_is_near_the_known_keys_are_listed() -> None:
+def test_without_a_near_match_the_known_keys_are_listed() -> None:
     assert problems_of('{"models": {"qqq": {}}}') == [
-        (1, "models.qqq", "unknown key", "known are large, small")
+        (1, "models.qqq", "unknown key", "use one of large, small")
     ]
 
 
-def test_names_of_fields_are_read_in_any_case_and_names_in_maps_as_they_are() -> None:
+def test_field_names_ignore_case_and_map_keys_do_not() -> None:
     text = '{"PROVIDERS": {"Demo": {"Base_URL": "u", "API_Key": "k"}}, "Env": {"Path": "p"}}'
     assert check_text(text, ProjectFile, "f") == CheckedDocument(
         {"providers": {"Demo": {"base_url": "u", "api_key": "k"}}, "env": {"Path": "p"}}
     )
 
 
-def test_settings_of_the_server_are_the_users_alone() -> None:
+def test_server_settings_are_allowed_only_in_the_user_file() -> None:
     text = '{"linger_s": 1}'
     assert check_text(text, UserFile, "f") == CheckedDocument({"linger_s": 1})
-    assert [what for _, _, what, _ in problems_of(text, ProjectFile)] == ["unknown key"]
+    assert [message for _, _, message, _ in problems_of(text, ProjectFile)] == ["unknown key"]
 
 
-def test_a_key_that_is_there_twice_counts_as_it_was_last() -> None:
+def test_the_last_of_duplicate_keys_is_used() -> None:
     text = '{"queue_max": 0,\n "queue_max": 5,\n "Queue_Max": 6}'
     assert check_text(text, UserFile, "f").document == {"queue_max": 6}
 
 
-def test_what_is_free_to_be_anything_is_kept_as_it_is() -> None:
+def test_a_free_form_value_is_kept_unchanged() -> None:
     body: Json = {"a": [1, None, {"b": 1.5}], "Ünïcode": "$X", "big": 10**18}
     text = json.dumps({"providers": {"p": {"extra_body": body}}})
     assert check_text(text, ProjectFile, "f") == CheckedDocument(
@@ -139,33 +137,35 @@ def test_what_is_free_to_be_anything_is_kept_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "what"),
+    ("text", "line", "message"),
     [
         ("", 1, "not valid JSON: "),
         ("{\n  // only\n", 3, "not valid JSON: "),
         ('{\n"a": tru\n}', 2, "not valid JSON: "),
-        ("[]", 1, "a JSON object is wanted"),
-        ("null", 1, "a JSON object is wanted"),
-        ('"text"', 1, "a JSON object is wanted"),
+        ("[]", 1, "expected a JSON object"),
+        ("null", 1, "expected a JSON object"),
+        ('"text"', 1, "expected a JSON object"),
         ("[" * 100_000, 1, "not valid JSON: "),
         ('{"a":' * 50_000, 1, "not valid JSON: "),
     ],
     ids=lambda value: str(value)[:12],
 )
-def test_a_text_that_is_no_object_counts_for_nothing(text: str, line: int, what: str) -> None:
+def test_a_text_without_a_json_object_gives_an_empty_document(
+    text: str, line: int, message: str
+) -> None:
     checked = check_text(text, UserFile, "f")
     (problem,) = checked.problems
     assert (checked.document, checked.is_json) == ({}, False)
     assert (problem.line, problem.key) == (line, "")
-    assert problem.text.startswith(what)
-    assert problem.hint == (NOT_JSON if what.startswith("not") else "")
+    assert problem.text.startswith(message)
+    assert problem.hint == (NOT_JSON if message.startswith("not") else "")
 
 
-def test_a_file_full_of_problems_is_checked_in_one_pass_and_names_the_first() -> None:
+def test_a_file_full_of_problems_lists_the_first_ones() -> None:
     lines = [f'  "x{n}": 1,' for n in range(15_000)]
     text = "\n".join(["{", *lines, '  "queue_max": 3', "}"])
     assert 200 << 10 < len(text) <= 256 << 10
-    checked = check_text(text, UserFile, "f")  # Pytest's time-out is the bound.
+    checked = check_text(text, UserFile, "f")  # Pytest's timeout is the bound.
     assert checked.document == {"queue_max": 3}
     *first, last = checked.problems
     assert [problem.line for problem in first] == list(range(2, 2 + PROBLEMS_MAX))
@@ -180,76 +180,78 @@ def test_a_file_full_of_problems_is_checked_in_one_pass_and_names_the_first() ->
         (ConfigProblem("f", 0, "", "cannot be read"), "f: cannot be read"),
     ],
 )
-def test_a_problem_reads_as_a_compilers_does(problem: ConfigProblem, sentence: str) -> None:
+def test_a_problem_is_formatted_like_a_compiler_message(
+    problem: ConfigProblem, sentence: str
+) -> None:
     assert str(problem) == sentence
 
 
-# --- parts that count whole or not at all
+# --- entries that are used as a whole or not at all
 
 
 @pytest.mark.parametrize(
-    ("rule", "key", "what", "hint"),
+    ("rule", "key", "message", "hint"),
     [
-        ({"decision": "Deny"}, ".decision", "one of allow, ask, deny is wanted, not 'Deny'", ""),
-        ({"decision": 1}, ".decision", "one of allow, ask, deny is wanted, not a number", ""),
+        ({"decision": "Deny"}, ".decision", "expected one of allow, ask, deny, got 'Deny'", ""),
+        ({"decision": 1}, ".decision", "expected one of allow, ask, deny, got a number", ""),
         ({"tool": "bash"}, "", "decision is missing", ""),
         ({"decision": None}, "", "decision is missing", ""),
         ({"decision": "allow", "comand": "ls"}, ".comand", "unknown key", "command"),
-        ({"decision": "ask", "path": ["a"]}, ".path", "a string is wanted, not a list", ""),
-        ({"decision": "ask", "path": "a" * 1001}, ".path", "wanted is `str` of length <= 1000", ""),
-        ("deny", "", "an object is wanted, not a string", ""),
-        (None, "", "an object is wanted, not null", ""),
+        ({"decision": "ask", "path": ["a"]}, ".path", "expected a string, got a list", ""),
+        ({"decision": "ask", "path": "a" * 1001}, ".path", "expected `str` of length <= 1000", ""),
+        ("deny", "", "expected an object, got a string", ""),
+        (None, "", "expected an object, got null", ""),
     ],
 )
-def test_a_rule_that_is_wrong_is_named_and_no_half_of_it_counts(
-    rule: Json, key: str, what: str, hint: str
+def test_an_invalid_rule_is_reported_and_dropped_entirely(
+    rule: Json, key: str, message: str, hint: str
 ) -> None:
     good: Json = {"decision": "deny", "command": "rm *"}
     text = json.dumps({"permission_rules": [good, rule]})
-    said = f"did you mean {hint!r}?" if hint else ""
-    problem = ConfigProblem("f", 1, f"permission_rules[1]{key}", what, said)
+    expected_hint = f"did you mean {hint!r}?" if hint else ""
+    problem = ConfigProblem("f", 1, f"permission_rules[1]{key}", message, expected_hint)
     assert check_text(text, ProjectFile, "f") == CheckedDocument(
         {"permission_rules": [good]}, (problem,)
     )
 
 
 @pytest.mark.parametrize(
-    ("hook", "key", "what"),
+    ("hook", "key", "message"),
     [
-        ({"command": "a", "matcher": "("}, ".matcher", "it is no regular expression: "),
-        ({"command": "a", "matcher": "a{99999999999}"}, ".matcher", "it is no regular "),
-        ({"command": "a", "timeout": -1}, ".timeout", "wanted is `int` >= 0"),
-        ({"command": ""}, ".command", "wanted is `str` of length >= 1"),
+        ({"command": "a", "matcher": "("}, ".matcher", "invalid regular expression: "),
+        ({"command": "a", "matcher": "a{99999999999}"}, ".matcher", "invalid regular "),
+        ({"command": "a", "timeout": -1}, ".timeout", "expected `int` >= 0"),
+        ({"command": ""}, ".command", "expected `str` of length >= 1"),
         ({"matcher": "bash"}, "", "command is missing"),
     ],
 )
-def test_a_hook_that_is_wrong_is_named_and_is_not_asked_about_other_tools_instead(
-    hook: Json, key: str, what: str
+def test_an_invalid_hook_is_reported_and_dropped_entirely(
+    hook: Json, key: str, message: str
 ) -> None:
     text = json.dumps({"hooks": {"PreToolUse": [hook, {"command": "b", "matcher": "^b"}]}})
     checked = check_text(text, ProjectFile, "f")
     (problem,) = checked.problems
     assert checked.document == {"hooks": {"PreToolUse": [{"command": "b", "matcher": "^b"}]}}
     assert problem.key == f"hooks.PreToolUse[0]{key}"
-    assert problem.text.startswith(what)
+    assert problem.text.startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("name", "tool", "key", "what"),
+    ("name", "tool", "key", "message"),
     [
-        ("Bad", {}, "", "the name is wrong"),
-        ("a-b", {}, "", "the name is wrong"),
-        ("a" * 65, {}, "", "the name is wrong"),
-        ("t", {"command": 5}, ".command", "a string or a list of strings is wanted, not a number"),
-        ("t", {"command": ["a", 5]}, ".command", "a string or a list of strings is wanted, not a "),
-        ("t", {"crash": "maybe"}, ".crash", "one of again, ask, never is wanted, not 'maybe'"),
-        ("t", {"timeout_s": 0}, ".timeout_s", "wanted is `float` > 0.0"),
+        ("Bad", {}, "", "invalid name"),
+        ("a-b", {}, "", "invalid name"),
+        ("a" * 65, {}, "", "invalid name"),
+        ("t", {"command": 5}, ".command", "expected a string or a list of strings, got a number"),
+        ("t", {"command": ["a", 5]}, ".command", "expected a string or a list of strings, got a "),
+        ("t", {"crash": "maybe"}, ".crash", "expected one of again, ask, never, got 'maybe'"),
+        ("t", {"timeout_s": 0}, ".timeout_s", "expected `float` > 0.0"),
         ("t", {"description": None}, "", "description is missing"),
-        ("t", {"parameters": []}, ".parameters", "an object is wanted, not a list"),
+        ("t", {"parameters": []}, ".parameters", "expected an object, got a list"),
     ],
 )
-def test_a_tool_that_is_wrong_is_named_and_left_out(
-    name: str, tool: dict[str, Json], key: str, what: str
+def test_an_invalid_tool_is_reported_and_dropped(
+    name: str, tool: dict[str, Json], key: str, message: str
 ) -> None:
     good: Json = {"command": ["./a", "b"], "description": "d", "parameters": {"type": "object"}}
     text = json.dumps({"own_tools": {"good": good, name: {**good, **tool}}})
@@ -257,15 +259,15 @@ def test_a_tool_that_is_wrong_is_named_and_left_out(
     (problem,) = checked.problems
     assert checked.document == {"own_tools": {"good": good}}
     assert problem.key == f"own_tools.{name}{key}"
-    assert problem.text.startswith(what)
+    assert problem.text.startswith(message)
 
 
-def test_of_too_many_rules_hooks_or_tools_none_counts() -> None:
+def test_too_many_rules_hooks_or_tools_are_all_dropped() -> None:
     rules = [{"decision": "deny"}] * (RULES_MAX + 1)
     hooks = [{"command": f"{n}"} for n in range(HOOKS_MAX + 1)]
     tools = {f"t{n}": {"command": "a", "description": "d"} for n in range(OWN_TOOLS_MAX + 1)}
     text = json.dumps({"permission_rules": rules, "hooks": {"x": hooks}, "own_tools": tools})
-    assert [(key, what) for _, key, what, _ in problems_of(text)] == [
+    assert [(key, message) for _, key, message, _ in problems_of(text)] == [
         ("permission_rules", f"it may have at most {RULES_MAX} entries"),
         ("hooks.x", f"it may have at most {HOOKS_MAX} entries"),
         ("own_tools", f"it may have at most {OWN_TOOLS_MAX} entries"),
@@ -301,14 +303,14 @@ VALUES = st.recursive(
 @given(st.text() | st.text(st.sampled_from('{}[]:,"/*\\ntrue0.eE-\n \ufeff')))
 @example("{" * 2000)
 @example('{"a": "\ud800"}')
-def test_no_text_at_all_makes_the_check_fail_itself(text: str) -> None:
+def test_the_check_never_raises(text: str) -> None:
     checked = check_text(text, UserFile, "f")
     assert checked.is_json or (checked.document == {} and len(checked.problems) == 1)
 
 
 @given(VALUES)
 @example({"models": {"large": {"max_tokens": 10**30, "temperature": 10**400}}})
-def test_what_has_passed_is_of_the_kind_and_passes_again(value: Json) -> None:
+def test_a_checked_document_is_valid_and_passes_again(value: Json) -> None:
     checked = check_text(json.dumps(value), UserFile, "f")
     if not isinstance(value, dict):
         assert not checked.is_json

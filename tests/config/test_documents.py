@@ -1,4 +1,4 @@
-"""Documents of configuration: what an edit makes of one, what is shown, and what the file keeps."""
+"""Configuration documents: edits, the displayed configuration, and the stored file."""
 
 import asyncio
 import json
@@ -39,9 +39,7 @@ def accept(document: Document) -> None:
 
 
 @given(st.lists(names, min_size=1, max_size=6), st.integers())
-def test_a_key_of_any_names_is_set_where_it_says_and_removed_again(
-    steps: list[str], value: int
-) -> None:
+def test_a_key_of_any_names_can_be_set_and_removed(steps: list[str], value: int) -> None:
     key = ".".join(step_of(step) for step in steps)
     expected: object = value
     for step in reversed(steps):
@@ -53,7 +51,7 @@ def test_a_key_of_any_names_is_set_where_it_says_and_removed_again(
     assert remove_key(key)(left) == left
 
 
-def test_an_edit_leaves_the_given_document_and_its_neighbours_as_they_are() -> None:
+def test_an_edit_leaves_the_input_document_and_other_keys_unchanged() -> None:
     before: Document = {"options": {"debug": True, "tui": {"diff_mode": "split"}}}
     copy = json.loads(json.dumps(before))
     after = set_key("options.tui.compact_mode", value=True)(before)
@@ -66,7 +64,7 @@ def test_an_edit_leaves_the_given_document_and_its_neighbours_as_they_are() -> N
 
 
 @pytest.mark.parametrize("key", ["", ".", "a.", ".a", "a..b", "a" * 513, ".".join("a" * 17)])
-def test_a_key_that_is_no_dotted_path_is_refused(key: str) -> None:
+def test_an_invalid_dotted_path_is_refused(key: str) -> None:
     with pytest.raises(InvalidRequest, match="key"):
         set_key(key, 1)
     with pytest.raises(InvalidRequest, match="key"):
@@ -82,20 +80,20 @@ def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
         set_key("a", {"b": value})
 
 
-def test_a_key_through_something_that_is_no_object_is_refused_by_name() -> None:
-    with pytest.raises(InvalidRequest, match="'debug', which is no object"):
+def test_a_key_below_a_value_that_is_not_an_object_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="'debug' is not an object"):
         set_key("options.debug.deeper", 1)({"options": {"debug": True}})
 
 
-def test_the_name_of_a_field_counts_whatever_its_case_and_that_in_a_map_as_it_is() -> None:
+def test_field_names_in_a_key_ignore_case_and_map_keys_do_not() -> None:
     document = set_key("OPTIONS.Tui.Compact_Mode", value=True)({})
     document = set_key("Providers.Demo.API_KEY", "k")(document)
-    demo = {"API_KEY": "k"}  # No field of what is shown.
+    demo = {"API_KEY": "k"}  # Not a field of the displayed configuration.
     assert document == {"options": {"tui": {"compact_mode": True}}, "providers": {"Demo": demo}}
     assert remove_key("options.tui.COMPACT_MODE")(document)["options"] == {"tui": {}}
 
 
-def test_a_chosen_model_is_the_first_of_the_recent_ones_and_only_once() -> None:
+def test_a_selected_model_is_first_in_the_recent_models_and_only_once() -> None:
     document: Document = {}
     for number in (1, 2, 3, 4, 5, 6, 2):
         document = select_model("large", SelectedModel(f"m{number}", "p"))(document)
@@ -105,15 +103,15 @@ def test_a_chosen_model_is_the_first_of_the_recent_ones_and_only_once() -> None:
     assert len(recent) == RECENT_MAX
 
 
-def test_a_model_for_anything_but_large_or_small_is_refused() -> None:
+def test_a_model_type_other_than_large_or_small_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="model_type"):
         select_model("huge", SelectedModel())
 
 
-# --- showing
+# --- displayed configuration
 
 
-def test_the_workspaces_document_is_laid_over_the_users() -> None:
+def test_the_workspace_document_overrides_the_user_document() -> None:
     user: Document = {"options": {"notifications": "bell", "tui": {"compact_mode": True}}}
     own: Document = {"options": {"tui": {"compact_mode": False, "diff_mode": "split"}}}
     config = shown_config(merged([user, own]), data_directory="/d", debug=True)
@@ -122,12 +120,12 @@ def test_the_workspaces_document_is_laid_over_the_users() -> None:
     assert (config.options.data_directory, config.options.debug) == ("/d", True)
 
 
-def test_what_no_client_could_read_is_refused_by_name() -> None:
+def test_a_document_that_clients_cannot_read_is_refused_with_its_path() -> None:
     with pytest.raises(InvalidRequest, match=r"\$\.options\.tui\.transparent"):
         shown_config({"options": {"tui": {"transparent": "yes"}}}, data_directory="", debug=False)
 
 
-def test_what_is_shown_has_a_bound_and_no_credentials_in_a_url() -> None:
+def test_displayed_configuration_is_bounded_and_has_no_url_credentials() -> None:
     providers: dict[str, Document] = {
         "p": {"base_url": "https://user:secret@host/v1", "models": [{}] * 10}
     }
@@ -138,7 +136,7 @@ def test_what_is_shown_has_a_bound_and_no_credentials_in_a_url() -> None:
         shown_config({"providers": providers}, data_directory="", debug=False)
 
 
-def test_nobody_can_make_a_client_report_elsewhere() -> None:
+def test_client_metrics_cannot_be_enabled() -> None:
     document: Document = {"options": {"disable_metrics": False}}
     assert shown_config(document, data_directory="", debug=False).options.disable_metrics
 
@@ -146,20 +144,20 @@ def test_nobody_can_make_a_client_report_elsewhere() -> None:
 # --- the file
 
 
-async def test_a_change_is_on_disk_private_and_told_when_it_is_done(tmp_path: Path) -> None:
+async def test_a_change_is_written_privately_and_published(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "config.json"
-    told: list[Document] = []
+    published: list[Document] = []
     async with asyncio.timeout(WAIT_S), open_document(file) as document:
-        document.listen(lambda: told.append(document.value))
+        document.listen(lambda: published.append(document.value))
         await document.change(set_key("a.b", 1), accept)
     assert json.loads(file.read_text()) == {"a": {"b": 1}}
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert told == [{"a": {"b": 1}}]
+    assert published == [{"a": {"b": 1}}]
     async with asyncio.timeout(WAIT_S), open_document(file) as again:
         assert again.value == {"a": {"b": 1}}
 
 
-async def test_changes_at_once_follow_each_other_and_none_is_lost(tmp_path: Path) -> None:
+async def test_concurrent_changes_are_applied_in_order_and_none_is_lost(tmp_path: Path) -> None:
     async with asyncio.timeout(WAIT_S), open_document(tmp_path / "c.json") as document:
         changes = [document.change(set_key(f"n{n}", n), accept) for n in range(50)]
         for change in changes:
@@ -167,7 +165,7 @@ async def test_changes_at_once_follow_each_other_and_none_is_lost(tmp_path: Path
         assert document.value == {f"n{n}": n for n in range(50)}
 
 
-async def test_whoever_asked_may_leave_and_the_change_is_made(tmp_path: Path) -> None:
+async def test_a_change_is_made_even_if_its_caller_is_canceled(tmp_path: Path) -> None:
     async with asyncio.timeout(WAIT_S), open_document(tmp_path / "c.json") as document:
         done = asyncio.Event()
         document.listen(done.set)
@@ -177,7 +175,7 @@ async def test_whoever_asked_may_leave_and_the_change_is_made(tmp_path: Path) ->
         assert document.value == {"a": 1}
 
 
-async def test_a_change_that_is_refused_changes_nothing_and_is_not_told(tmp_path: Path) -> None:
+async def test_a_refused_change_writes_and_publishes_nothing(tmp_path: Path) -> None:
     def refuse(document: Document) -> None:
         raise InvalidRequest("no")
 
@@ -191,7 +189,7 @@ async def test_a_change_that_is_refused_changes_nothing_and_is_not_told(tmp_path
     assert [file.name for file in tmp_path.iterdir()] == ["c.json.lock"]
 
 
-async def test_a_disk_that_refuses_is_said_and_the_document_stays_as_it_was(tmp_path: Path) -> None:
+async def test_a_failed_write_is_an_error_and_keeps_the_document(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     async with asyncio.timeout(WAIT_S), open_document(folder / "c.json") as document:
         folder.write_text("a file where the folder should be")
@@ -203,7 +201,7 @@ async def test_a_disk_that_refuses_is_said_and_the_document_stays_as_it_was(tmp_
         assert document.value == {"a": 1}
 
 
-async def test_what_a_person_or_another_server_wrote_meanwhile_is_kept(tmp_path: Path) -> None:
+async def test_changes_by_hand_or_by_another_server_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     async with (
         asyncio.timeout(WAIT_S),
@@ -216,15 +214,15 @@ async def test_what_a_person_or_another_server_wrote_meanwhile_is_kept(tmp_path:
         both = [d.change(set_key(f"n{n}", n), accept) for n in range(20) for d in (one, other)]
         for change in both:
             await change
-        kept = json.loads(file.read_text())
-        assert kept == {"one": 1, "other": 2, "by hand": 3, **{f"n{n}": n for n in range(20)}}
+        stored = json.loads(file.read_text())
+        assert stored == {"one": 1, "other": 2, "by hand": 3, **{f"n{n}": n for n in range(20)}}
         file.write_text("{ // broken by hand")
         with pytest.raises(ConfigDamaged):
             await one.change(set_key("a", 1), accept)
         assert file.read_text() == "{ // broken by hand"
 
 
-async def test_what_was_asked_for_before_the_close_is_done_before_it_ends(tmp_path: Path) -> None:
+async def test_pending_changes_are_written_before_close(tmp_path: Path) -> None:
     async with asyncio.timeout(WAIT_S), open_document(tmp_path / "c.json") as document:
         changes = [document.change(set_key(f"n{n}", n), accept) for n in range(20)]
     for change in changes:
@@ -232,7 +230,7 @@ async def test_what_was_asked_for_before_the_close_is_done_before_it_ends(tmp_pa
     assert len(json.loads((tmp_path / "c.json").read_text())) == 20
 
 
-async def test_a_link_stays_a_link(tmp_path: Path) -> None:
+async def test_a_symlink_is_kept(tmp_path: Path) -> None:
     (tmp_path / "dotfiles").mkdir()
     (tmp_path / "c.json").symlink_to(tmp_path / "dotfiles" / "culm.json")
     async with asyncio.timeout(WAIT_S), open_document(tmp_path / "c.json") as document:
@@ -241,10 +239,10 @@ async def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "dotfiles" / "culm.json").read_text()) == {"a": 1}
 
 
-async def test_a_pipe_in_place_of_the_file_holds_nobody_up(tmp_path: Path) -> None:
+async def test_a_pipe_in_place_of_the_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "c.json")
     async with asyncio.timeout(WAIT_S), open_document(tmp_path / "c.json") as document:
-        with pytest.raises(ConfigDamaged, match="no file"):
+        with pytest.raises(ConfigDamaged, match="not a regular file"):
             await document.change(set_key("a", 1), accept)
 
 
@@ -254,7 +252,7 @@ async def test_a_pipe_in_place_of_the_file_holds_nobody_up(tmp_path: Path) -> No
      '{"a": NaN}', '{"a": "' + "x" * DOCUMENT_BYTES_MAX + '"}'],
     ids=lambda text: text[:30],
 )  # fmt: skip
-async def test_a_file_that_somebody_broke_counts_as_empty_and_is_left_alone(
+async def test_a_broken_file_counts_as_empty_and_is_left_unchanged(
     tmp_path: Path, text: str
 ) -> None:
     file = tmp_path / "c.json"
@@ -266,7 +264,7 @@ async def test_a_file_that_somebody_broke_counts_as_empty_and_is_left_alone(
     assert file.read_text() == text
 
 
-async def test_an_edit_keeps_the_comments_the_order_and_the_hand_of_whoever_wrote_it(
+async def test_an_edit_keeps_comments_order_and_formatting(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "c.json"

@@ -1,4 +1,4 @@
-"""JSON with comments is read as it is meant, and an edit touches nothing but what it changes."""
+"""JSON with comments is parsed correctly, and an edit changes nothing else."""
 
 import json
 import re
@@ -43,7 +43,7 @@ DEEPEST = "[" * NESTING_MAX + "]" * NESTING_MAX
         ('"\\ud83d\\ude00"', "\U0001f600"),
     ],
 )
-def test_comments_and_trailing_commas_are_passed_over(text: str, expected: Json) -> None:
+def test_comments_and_trailing_commas_are_skipped(text: str, expected: Json) -> None:
     assert parse(text) == expected
 
 
@@ -56,47 +56,45 @@ def test_comments_and_trailing_commas_are_passed_over(text: str, expected: Json)
         ("[1,,]", 1, 4, "a value is missing"),
         ("[ /* x */ , ]", 1, 11, "a value is missing"),
         ("{,}", 1, 2, "a key is missing"),
-        ("{name: 1}", 1, 2, "a key stands in double quotes"),
+        ("{name: 1}", 1, 2, "keys must be in double quotes"),
         ('{"a": 1,\n ]', 2, 2, "the object ends with }, not with ]"),
-        ('{"a" 1}', 1, 6, "a colon is missing behind the key"),
+        ('{"a" 1}', 1, 6, "a colon is missing after the key"),
         ('{\r\n  "a": 1\r\n  "b": 2\r\n}', 3, 3, "a comma is missing before the next key"),
         ('\ufeff{"a": 1 // x\n"b": 2}', 2, 1, "a comma is missing before the next key"),
         ("[1 2]", 1, 4, "a comma is missing before the next item"),
-        ('{"a": "b": 1}', 1, 10, "a colon stands only behind a key"),
+        ('{"a": "b": 1}', 1, 10, "a colon is only allowed after a key"),
         ('\ufeff{"a": "x\n}', 1, 7, "the string does not end"),
         ('["x', 1, 2, "the string does not end"),
         ('["x\\', 1, 2, "the string does not end"),
-        ('["\\x"]', 1, 2, "the escape \\x is not known or not complete"),
-        ('["a\tb"]', 1, 2, "a control character in a string is written \\u0009"),
-        ('["\\ud800"]', 1, 2, "the string holds half a surrogate pair"),
-        ('["\ud800"]', 1, 3, "half a surrogate pair is no character"),
-        ("[NaN]", 1, 2, "NaN is no JSON"),
-        ("[-Infinity]", 1, 2, "-Infinity is no JSON"),
-        ("[True]", 1, 2, "True is no JSON; it knows true, false and null"),
-        ("['a']", 1, 2, "text stands in double quotes"),
-        ("[01]", 1, 2, "01 is no JSON number"),
-        ("[.5]", 1, 2, ".5 is no JSON number"),
+        ('["\\x"]', 1, 2, "the escape \\x is unknown or incomplete"),
+        ('["a\tb"]', 1, 2, "a control character in a string must be written \\u0009"),
+        ('["\\ud800"]', 1, 2, "the string contains an unpaired surrogate"),
+        ('["\ud800"]', 1, 3, "an unpaired surrogate is not a character"),
+        ("[NaN]", 1, 2, "NaN is not valid JSON"),
+        ("[-Infinity]", 1, 2, "-Infinity is not valid JSON"),
+        ("[True]", 1, 2, "True is not valid JSON; use true, false or null"),
+        ("['a']", 1, 2, "strings must be in double quotes"),
+        ("[01]", 1, 2, "01 is not a JSON number"),
+        ("[.5]", 1, 2, ".5 is not a JSON number"),
         ("[1e999]", 1, 2, "the number is too large"),
         ("[" + "1" * 5000 + "]", 1, 2, "the number is too large"),
-        ("[\u00a01]", 1, 2, "the character U+00A0 is no JSON"),
-        ("# x\n{}", 1, 1, "a comment begins with // or /*"),
-        ('{"a": 1 # x\n}', 1, 9, "a comment begins with // or /*"),
+        ("[\u00a01]", 1, 2, "the character U+00A0 is not valid JSON"),
+        ("# x\n{}", 1, 1, "comments start with // or /*"),
+        ('{"a": 1 # x\n}', 1, 9, "comments start with // or /*"),
         ("{} /* x", 1, 4, "the comment does not end"),
         ("[1,\n[2", 2, 3, "the list that begins in line 2 does not end"),
         ('{"a":\n[1}', 2, 3, "the list that begins in line 2 does not end before this }"),
-        ("{}\n{}", 2, 1, "the text goes on behind its end"),
+        ("{}\n{}", 2, 1, "unexpected text after the end of the document"),
         (f"[{DEEPEST}]", 1, 101, "the nesting is deeper than 100 levels"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line_and_column(
-    text: str, line: int, column: int, message: str
-) -> None:
+def test_an_error_has_its_line_and_column(text: str, line: int, column: int, message: str) -> None:
     with pytest.raises(InvalidJson) as caught:
         parse(text)
     assert (caught.value.line, caught.value.column, caught.value.message) == (line, column, message)
 
 
-def test_a_hundred_levels_are_read_and_edited_and_no_more() -> None:
+def test_up_to_a_hundred_levels_are_parsed_and_edited() -> None:
     assert json.dumps(parse(DEEPEST + "// x")) == DEEPEST
     inner = json.loads("[" * (NESTING_MAX - 1) + "]" * (NESTING_MAX - 1))
     assert parse(set_value("", ("a",), inner)) == {"a": inner}
@@ -105,13 +103,13 @@ def test_a_hundred_levels_are_read_and_edited_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("piece", ["[", '[["', '"\\', "[/*", ",[1", "{,/*", "//", "[1,"])
-def test_a_text_made_to_be_slow_is_refused(piece: str) -> None:
+def test_a_pathological_text_is_refused_quickly(piece: str) -> None:
     with pytest.raises(InvalidJson):
         parse(piece * 80_000)
 
 
 @given(st.text(alphabet='{}[]",:/*\\\n\r1e-.au0d8 \ufeff', max_size=14))
-def test_any_text_is_read_or_refused_and_what_is_read_can_be_edited(text: str) -> None:
+def test_any_text_is_refused_or_parsed_and_editable(text: str) -> None:
     try:
         value = parse(text)
     except InvalidJson:
@@ -120,7 +118,7 @@ def test_any_text_is_read_or_refused_and_what_is_read_can_be_edited(text: str) -
     assert parse(set_value(text, (), value)) == value
 
 
-# --- where a key stands
+# --- the line of a key
 
 PLACES = """// Where things are.
 {
@@ -154,7 +152,7 @@ PLACES = """// Where things are.
         (("b", 0), 3),
     ],
 )
-def test_the_line_is_that_of_the_deepest_step_that_is_there(
+def test_the_line_is_that_of_the_deepest_existing_step(
     path: tuple[str | int, ...], line: int
 ) -> None:
     assert line_of(PLACES, path) == line
@@ -189,7 +187,7 @@ def test_the_line_is_that_of_the_deepest_step_that_is_there(
         ('{\n  "a": {"x": 1}\n}', "a", {"y": 2}, '{\n  "a": {\n    "y": 2\n  }\n}'),
     ],
 )
-def test_a_key_is_set_and_the_rest_stays(before: str, path: str, value: Json, after: str) -> None:
+def test_setting_a_key_keeps_the_rest(before: str, path: str, value: Json, after: str) -> None:
     assert set_value(before, tuple(path.split(".")), value) == after
 
 
@@ -213,7 +211,7 @@ def test_a_key_is_set_and_the_rest_stays(before: str, path: str, value: Json, af
         ('{ "a": 1\n// of b\n, "b": 2 }', "a", '{\n// of b\n "b": 2 }'),
     ],
 )
-def test_a_key_is_removed_with_its_line_and_commas_are_mended(
+def test_removing_a_key_removes_its_line_and_fixes_commas(
     before: str, path: str, after: str
 ) -> None:
     assert remove_value(before, tuple(path.split("."))) == after
@@ -222,7 +220,9 @@ def test_a_key_is_removed_with_its_line_and_commas_are_mended(
 @pytest.mark.parametrize(
     ("text", "expected"), [("[]", ()), ('{"a": 1}', ("a",)), ('{"a": {"b": null}}', ("a", "b"))]
 )
-def test_a_key_inside_what_is_no_object_is_refused(text: str, expected: tuple[str, ...]) -> None:
+def test_a_key_below_a_value_that_is_not_an_object_is_refused(
+    text: str, expected: tuple[str, ...]
+) -> None:
     with pytest.raises(NotAnObject) as caught:
         set_value(text, ("a", "b", "c"), 1)
     assert caught.value.path == expected
@@ -230,12 +230,12 @@ def test_a_key_inside_what_is_no_object_is_refused(text: str, expected: tuple[st
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800", {"\ud800": 1}, [10**5000]])
-def test_a_value_that_could_not_be_read_again_is_not_written(value: Json) -> None:
+def test_a_value_that_could_not_be_parsed_again_is_not_written(value: Json) -> None:
     with pytest.raises(Unwritable):
         set_value("{}", ("a",), value)
 
 
-def test_a_text_that_is_wrong_is_not_edited() -> None:
+def test_an_invalid_text_is_not_edited() -> None:
     with pytest.raises(InvalidJson):
         set_value('{"a": 1', ("a",), 2)
     with pytest.raises(InvalidJson):
@@ -254,22 +254,22 @@ VALUES = st.recursive(
 
 
 @dataclass(frozen=True)
-class Written:
-    """A text with comments that are all different, and its members as they stand in it."""
+class UntidyText:
+    """A text whose comments are all different, with the positions of its members."""
 
     text: str
-    members: list[tuple[str, int, int]]  # The outermost keys, and where key and value stand.
+    members: list[tuple[str, int, int]]  # Each outermost key with the start and end of its member.
 
 
-class Writer:
-    """Writes JSON as untidily as a person may."""
+class UntidyWriter:
+    """Writes JSON as untidily as a person might."""
 
     def __init__(self, data: st.DataObject) -> None:
         self._draw = data.draw
         self._line_end = data.draw(st.sampled_from(["\n", "\r\n"]))
         self._comments = 0
 
-    def document(self, fields: list[tuple[str, Json]]) -> Written:
+    def document(self, fields: list[tuple[str, Json]]) -> UntidyText:
         text = self._draw(st.sampled_from(["", "\ufeff"])) + self.gap() + "{"
         members: list[tuple[str, int, int]] = []
         for key, value in fields:
@@ -278,7 +278,7 @@ class Writer:
             members.append((key, len(text), len(text) + len(member)))
             text += member + self.gap()
         text += self._draw(st.sampled_from(["", ","])) if members else ""
-        return Written(text + self.gap() + "}" + self.gap(), members)
+        return UntidyText(text + self.gap() + "}" + self.gap(), members)
 
     def value(self, value: Json) -> str:
         if isinstance(value, dict):
@@ -332,10 +332,10 @@ def with_value(document: Json, path: tuple[str, ...], value: Json) -> Json:
 
 
 @given(st.data(), FIELDS, st.lists(KEYS, min_size=1, max_size=3).map(tuple), VALUES)
-def test_setting_a_key_changes_that_key_alone(
+def test_setting_a_key_changes_only_that_key(
     data: st.DataObject, fields: list[tuple[str, Json]], path: tuple[str, ...], value: Json
 ) -> None:
-    written = Writer(data).document(fields)
+    written = UntidyWriter(data).document(fields)
     document = parse(written.text)
     assert document == dict(fields)
     try:
@@ -351,7 +351,7 @@ def test_setting_a_key_changes_that_key_alone(
     last = max((n for n, (key, _, _) in enumerate(written.members) if key == path[0]), default=-1)
     touched = [member for n, member in enumerate(written.members) if n == last]
     assert all(text in after for text in texts_of(written, but=touched))
-    if is_there(document, path):  # Those inside the old value went with it.
+    if is_there(document, path):  # Comments inside the old value went with it.
         _, start, end = touched[0]
         outside = comments_of(written.text[:start]) + comments_of(written.text[end:])
         assert [x for x in comments_of(after) if x in outside] == outside
@@ -360,10 +360,10 @@ def test_setting_a_key_changes_that_key_alone(
 
 
 @given(st.data(), FIELDS, KEYS)
-def test_removing_a_key_leaves_the_others_and_their_comments(
+def test_removing_a_key_keeps_the_others_and_their_comments(
     data: st.DataObject, fields: list[tuple[str, Json]], key: str
 ) -> None:
-    written = Writer(data).document(fields)
+    written = UntidyWriter(data).document(fields)
     after = remove_value(written.text, (key,))
     assert parse(after) == {name: value for name, value in fields if name != key}
     assert after.startswith("\ufeff") == written.text.startswith("\ufeff")
@@ -381,7 +381,7 @@ def test_removing_a_key_leaves_the_others_and_their_comments(
     assert set(expected) - set(left) <= may_go
 
 
-def texts_of(written: Written, *, but: list[tuple[str, int, int]]) -> list[str]:
+def texts_of(written: UntidyText, *, but: list[tuple[str, int, int]]) -> list[str]:
     kept = [member for member in written.members if member not in but]
     return [written.text[start:end] for _, start, end in kept]
 
@@ -397,10 +397,10 @@ def is_there(document: Json, path: tuple[str, ...]) -> bool:
 
 
 @given(st.data(), FIELDS, st.lists(KEYS, min_size=1, max_size=2).map(tuple), VALUES)
-def test_a_key_that_was_added_and_removed_leaves_the_document_as_it_was(
+def test_adding_and_removing_a_key_restores_the_document(
     data: st.DataObject, fields: list[tuple[str, Json]], path: tuple[str, ...], value: Json
 ) -> None:
-    written = Writer(data).document(fields)
+    written = UntidyWriter(data).document(fields)
     document = parse(written.text)
     if path[0] not in document:
         assert parse(remove_value(set_value(written.text, path, value), path[:1])) == document

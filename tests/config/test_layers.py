@@ -1,4 +1,4 @@
-"""A key goes to the address it was given for, and to no other."""
+"""Merged configuration layers: an API key is sent only to the address it was given for."""
 
 import pytest
 
@@ -29,22 +29,22 @@ SELECTED: Document = {
 
 
 def key_of(layers: list[Document], provider: str = "demo") -> tuple[str, str, dict[str, str]]:
-    whole = without_strayed_keys(layers)
-    found = check_models(whole).providers[provider]
+    merged_config = without_strayed_keys(layers)
+    found = check_models(merged_config).providers[provider]
     return found.base_url, found.api_key, found.extra_headers
 
 
 @contract("CFG-5")
 @pytest.mark.parametrize(
-    "laid_over",
+    "override",
     [
         {"providers": {"demo": {"base_url": "http://theirs/v1"}}},
         {"providers": {"demo": {"Base_URL": "http://theirs/v1"}}},
         {"PROVIDERS": {"demo": {"base_url": "http://theirs/v1"}}},
     ],
 )
-def test_an_address_laid_over_takes_no_key_along_however_it_is_spelled(laid_over: Document) -> None:
-    for layers in ([OURS, laid_over, {}], [OURS, {}, laid_over], [{}, OURS, laid_over]):
+def test_an_overridden_address_never_gets_the_key_in_any_spelling(override: Document) -> None:
+    for layers in ([OURS, override, {}], [OURS, {}, override], [{}, OURS, override]):
         url, key, headers = key_of(layers)
         assert (key, headers) == ("", {}) or url == "http://ours/v1"
 
@@ -54,7 +54,7 @@ def test_another_provider_keeps_its_key() -> None:
     assert key_of(layers, "other") == ("http://ours/v1", "kept", {})
 
 
-def test_a_key_laid_over_goes_to_the_address_below_it() -> None:
+def test_an_overridden_key_is_sent_to_the_address_of_the_lower_layer() -> None:
     over: dict[str, Json] = {"providers": {"demo": {"api_key": "mine"}}}
     url, key, _ = key_of([OURS, over])
     assert (url, key) == ("http://ours/v1", "mine")
@@ -66,14 +66,14 @@ def test_a_key_laid_over_goes_to_the_address_below_it() -> None:
 @pytest.mark.parametrize(
     ("under", "over"),
     [
-        # Spelled with the long s, which is read as the short one.
+        # Spelled with the long s, which is normalized to the short one.
         ({"base_url": "http://ours/v1"}, {"ba\u017fe_url": "http://theirs/v1"}),
-        # No address is written down, so the type tells it.
+        # Without a base_url the type determines the address.
         ({"type": "openai"}, {"type": "openrouter"}),
         ({"type": "openai"}, {"type": "openai", "base_url": "http://theirs/v1"}),
     ],
 )
-def test_a_key_does_not_follow_where_another_layer_leads(under: Document, over: Document) -> None:
+def test_a_key_is_not_sent_to_the_address_of_another_layer(under: Document, over: Document) -> None:
     layers: list[Document] = [
         {"providers": {"demo": {**under, "api_key": "secret", "oauth": {"access_token": "s"}}}},
         {"providers": {"demo": over}},
@@ -82,13 +82,13 @@ def test_a_key_does_not_follow_where_another_layer_leads(under: Document, over: 
     assert (provider.api_key, provider.oauth) == ("", {})
 
 
-def test_null_says_nothing_so_the_key_and_its_address_stay_together() -> None:
+def test_null_overrides_neither_the_key_nor_its_address() -> None:
     nothing: Document = {"base_url": None, "api_key": None}
     for over in ({"providers": {"demo": nothing}}, {"providers": {"demo": None}}):
         assert key_of([OURS, over])[:2] == ("http://ours/v1", "secret")
 
 
-def test_a_list_is_replaced_and_an_object_is_laid_over() -> None:
+def test_lists_are_replaced_and_objects_are_merged() -> None:
     under: Document = {"a": {"list": [1, 2], "kept": 1}, "b": {"c": 1}}
     over: Document = {"a": {"list": [3], "new": {}}, "b": 2}
     copy = {"a": {"list": [1, 2], "kept": 1}, "b": {"c": 1}}
@@ -97,7 +97,7 @@ def test_a_list_is_replaced_and_an_object_is_laid_over() -> None:
     assert merged([]) == {}
 
 
-def test_rules_and_hooks_of_all_layers_count_and_no_layer_takes_away_anothers() -> None:
+def test_rules_and_hooks_of_all_layers_are_combined() -> None:
     deny: Json = {"decision": "deny", "command": "rm *"}
     allow: Json = {"decision": "allow", "tool": "edit"}
     under: Document = {
@@ -117,7 +117,7 @@ def test_rules_and_hooks_of_all_layers_count_and_no_layer_takes_away_anothers() 
     }
 
 
-def test_a_tool_declared_again_is_the_later_one_alone() -> None:
+def test_a_tool_declared_again_is_replaced_entirely() -> None:
     first: Json = {"command": "a", "description": "d", "is_free": True, "parameters": {"x": 1}}
     second: Json = {"command": "b", "description": "e", "parameters": {"y": 2}}
     layers: list[Document] = [{"own_tools": {"t": first, "u": first}}, {"own_tools": {"t": second}}]
@@ -132,13 +132,13 @@ def test_a_tool_declared_again_is_the_later_one_alone() -> None:
         [{"base_url": "http://theirs/v1"}, {"extra_headers": {"X-Mine": "1"}}],
     ],
 )
-def test_no_single_header_follows_to_an_address_that_came_later(above: list[Document]) -> None:
+def test_headers_are_not_sent_to_an_address_of_a_later_layer(above: list[Document]) -> None:
     layers: list[Document] = [OURS, *({"providers": {"demo": over}} for over in above)]
     assert key_of(layers) == ("http://theirs/v1", "", {"X-Mine": "1"})
 
 
 @contract("CFG-5")
-def test_a_variable_that_leads_to_the_address_by_way_of_another_moves_no_key() -> None:
+def test_a_variable_that_changes_the_address_indirectly_drops_the_key() -> None:
     demo: Document = {"base_url": "$HERE", "api_key": "secret"}
     env = {"HERE": "$THERE", "THERE": "http://ours/v1"}
     ours: Document = {"env": env, "providers": {"demo": demo}}
@@ -148,7 +148,7 @@ def test_a_variable_that_leads_to_the_address_by_way_of_another_moves_no_key() -
 
 # --- selected models
 
-ASKED_WITH: Document = {"provider_options": {"token": "s"}, "max_tokens": 5, "think": True}
+MODEL_OPTIONS: Document = {"provider_options": {"token": "s"}, "max_tokens": 5, "think": True}
 
 
 def large_of(*selected: Document) -> Json:
@@ -160,20 +160,20 @@ def large_of(*selected: Document) -> Json:
     "over",
     [{"provider": "other", "model": "m"}, {"provider": "demo", "model": "n"}],
 )
-def test_a_model_selected_over_another_has_nothing_of_how_that_one_is_asked(
+def test_a_model_selected_over_another_inherits_no_options(
     over: Document,
 ) -> None:
-    assert large_of({"provider": "demo", "model": "m", **ASKED_WITH}, over) == over
+    assert large_of({"provider": "demo", "model": "m", **MODEL_OPTIONS}, over) == over
 
 
-def test_the_same_model_selected_again_is_asked_as_both_say() -> None:
+def test_the_same_model_selected_again_merges_its_options() -> None:
     same: Document = {"provider": "demo", "model": "m"}
-    whole = {**same, **ASKED_WITH, "max_tokens": 7}
-    assert large_of({**same, **ASKED_WITH}, {**same, "max_tokens": 7}) == whole
-    assert large_of({**same, **ASKED_WITH}, {"max_tokens": 7}) == whole
+    merged_config = {**same, **MODEL_OPTIONS, "max_tokens": 7}
+    assert large_of({**same, **MODEL_OPTIONS}, {**same, "max_tokens": 7}) == merged_config
+    assert large_of({**same, **MODEL_OPTIONS}, {"max_tokens": 7}) == merged_config
 
 
-def test_of_many_providers_each_keeps_its_own_key_and_only_who_was_moved_loses_it() -> None:
+def test_only_the_provider_with_a_changed_address_loses_its_key() -> None:
     names = [f"p{n}" for n in range(2000)]
     ours: Document = {
         "env": {"HOST": "http://ours"},
@@ -197,8 +197,6 @@ def test_of_many_providers_each_keeps_its_own_key_and_only_who_was_moved_loses_i
         ({"provider": "a", "model": "m", "think": True}, {**SELECTED, "think": True}),
     ],
 )
-def test_how_one_model_is_asked_does_not_go_along_to_another(
-    over: Document, left: Document
-) -> None:
+def test_options_are_merged_only_for_the_same_model(over: Document, left: Document) -> None:
     layers: list[Document] = [{"models": {"large": SELECTED}}, {"models": {"large": over}}]
     assert merged(layers) == {"models": {"large": left}}

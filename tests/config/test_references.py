@@ -1,4 +1,4 @@
-"""References: what they lead to, that nothing is read twice, and that no value is ever told."""
+"""References: their values, no second expansion, and no value in an error message."""
 
 import asyncio
 import gc
@@ -28,12 +28,12 @@ PATH = {"PATH": os.environ["PATH"]}
 
 
 async def quote(command: str) -> str:
-    """Stands for a shell: shows what would have been run."""
+    """Stand in for a shell: return the command that would have run."""
     return f"<{command}>"
 
 
 async def never(command: str) -> str:
-    raise AssertionError(f"nobody wrote this command: {command}")
+    raise AssertionError(f"unexpected command: {command}")
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ async def never(command: str) -> str:
         ("$$(echo a)", "$(echo a)"),
     ],
 )
-async def test_a_text_is_read_with_its_references_in_place(text: str, expected: str) -> None:
+async def test_references_in_a_text_are_expanded(text: str, expected: str) -> None:
     assert await resolve(text, Variables({}, ENV), quote) == expected
     assert why_unresolved(text, Variables({}, ENV)) == ""
 
 
 @pytest.mark.parametrize("text", ["$NONE", "${NONE}", "a$EMPTY", "$KEY$NONE"])
-async def test_a_name_that_is_not_set_or_empty_is_named_and_no_value_is(text: str) -> None:
+async def test_an_unset_or_empty_variable_is_named_without_any_value(text: str) -> None:
     variables = Variables({}, ENV)
     name = "$EMPTY" if "EMPTY" in text else "$NONE"
     with pytest.raises(UnresolvedReference, match=r"is not set") as caught:
@@ -78,63 +78,69 @@ async def test_a_name_that_is_not_set_or_empty_is_named_and_no_value_is(text: st
 
 
 @pytest.mark.parametrize(
-    ("given_", "text", "expected"),
+    ("variables_set", "text", "expected"),
     [
         ({"KEY": "mine"}, "$KEY", "mine"),
         ({"A": "$B-$KEY", "B": "${C:-c}"}, "$A", "c-secret"),
-        ({"KEY": "more-$KEY"}, "$KEY", "more-secret"),  # It means the outer one.
+        ({"KEY": "more-$KEY"}, "$KEY", "more-secret"),  # The inner $KEY is that of the environment.
         ({"A": "$KEY", "KEY": "in-$KEY"}, "$A", "in-secret"),
         ({"A": "$$KEY"}, "$A", "$KEY"),
         ({"EMPTY": "full"}, "${EMPTY:-d}", "full"),
         ({"UNSET": ""}, "${UNSET:-d}", "d"),
     ],
 )
-async def test_what_the_configuration_sets_lies_over_the_environment(
-    given_: dict[str, str], text: str, expected: str
+async def test_configured_variables_override_the_environment(
+    variables_set: dict[str, str], text: str, expected: str
 ) -> None:
-    assert await resolve(text, Variables(given_, ENV), never) == expected
+    assert await resolve(text, Variables(variables_set, ENV), never) == expected
 
 
 @pytest.mark.parametrize(
-    ("given_", "why"),
+    ("variables_set", "reason"),
     [
         ({"A": "$B", "B": "$A"}, "$A refers to itself by way of $B, $A"),
         ({"A": "$B", "B": "$C", "C": "x$A"}, "$A refers to itself by way of $C, $B, $A"),
         ({"A": "$A"}, "$A is not set"),
         ({"A": "$B", "B": "$NONE"}, "$NONE is not set"),
-        ({"A": "$(id)"}, "$A is a command; only keys, addresses and headers may be"),
-        ({"A": "$B", "B": "x$(id)"}, "$B is a command; only keys, addresses and headers may be"),
+        (
+            {"A": "$(id)"},
+            "$A is a command; commands are only allowed in keys, addresses and headers",
+        ),
+        (
+            {"A": "$B", "B": "x$(id)"},
+            "$B is a command; commands are only allowed in keys, addresses and headers",
+        ),
         ({"A": "$(id"}, "a command does not end: `)` is missing"),
     ],
 )
-async def test_names_that_lead_in_a_circle_or_to_a_command_are_told_by_name(
-    given_: dict[str, str], why: str
+async def test_circular_references_and_commands_in_variables_are_refused_by_name(
+    variables_set: dict[str, str], reason: str
 ) -> None:
-    variables = Variables(given_, ENV)
+    variables = Variables(variables_set, ENV)
     with pytest.raises(UnresolvedReference) as caught:
         await resolve("$A", variables, never)
-    assert str(caught.value) == why_unresolved("$A", variables) == why
+    assert str(caught.value) == why_unresolved("$A", variables) == reason
 
 
-async def test_a_chain_of_names_has_a_bound() -> None:
+async def test_a_chain_of_references_is_bounded() -> None:
     chain = {f"V{n}": f"$V{n + 1}" for n in range(DEPTH_MAX)}
     last = {f"V{DEPTH_MAX}": "end"}
     assert await resolve("$V0", Variables(chain, last), never) == "end"
     assert why_unresolved("$V0", Variables({**chain, f"V{DEPTH_MAX}": "$W"}, {"W": "end"}))
-    forty = {f"A{n}": f"$A{n + 1}" * 2 for n in range(40)}  # 2**40 characters, if it had none.
+    forty = {f"A{n}": f"$A{n + 1}" * 2 for n in range(40)}  # Without the bound: 2**40 characters.
     assert why_unresolved("$A0", Variables(forty, {"A40": "x"}))
 
 
 @given(st.text(st.sampled_from("$(){}:-$KEYab \n`;")) | st.text())
-async def test_what_a_variable_holds_is_never_read_or_run_again(held: str) -> None:
-    if held:
-        variables = Variables({}, {"HELD": held, "KEY": "secret"})
+async def test_the_value_of_a_variable_is_never_expanded(value: str) -> None:
+    if value:
+        variables = Variables({}, {"HELD": value, "KEY": "secret"})
         for text in ("$HELD", "${HELD}", "${HELD:-d}"):
-            assert await resolve(text, variables, never) == held
-        assert await resolve("$(x)$HELD", variables, quote) == f"<x>{held}"
+            assert await resolve(text, variables, never) == value
+        assert await resolve("$(x)$HELD", variables, quote) == f"<x>{value}"
 
 
-async def test_what_a_command_prints_is_never_read_or_run_again() -> None:
+async def test_the_output_of_a_command_is_never_expanded() -> None:
     async def run(command: str) -> str:
         assert command == "x"
         return "$KEY $(rm -rf ~) $$"
@@ -143,28 +149,28 @@ async def test_what_a_command_prints_is_never_read_or_run_again() -> None:
 
 
 @given(st.text(st.sampled_from("$(){}:-AB_1 $")) | st.text())
-async def test_any_text_is_read_or_refused_and_both_ways_of_asking_agree(text: str) -> None:
+async def test_resolve_and_why_unresolved_agree_on_any_text(text: str) -> None:
     variables = Variables({"A": "a"}, {"B": "b"})
-    if why := why_unresolved(text, variables):
+    if reason := why_unresolved(text, variables):
         with pytest.raises(UnresolvedReference) as caught:
             await resolve(text, variables, quote)
-        assert str(caught.value) == why
+        assert str(caught.value) == reason
     else:
         resolved = await resolve(text, variables, quote)
         assert "$" in text or resolved == text
 
 
-def test_the_names_in_a_text_are_those_outside_of_commands() -> None:
+def test_names_inside_commands_are_not_references() -> None:
     assert names_in("$A/${B}/${C:-$D}$$E$(f $G)100$") == {"A", "B", "C"}
     assert names_in("plain") == names_in("$A $(never closed") == set()
 
 
-def test_a_run_that_needs_the_value_is_told_where_it_stands() -> None:
+def test_a_failed_reference_names_its_configuration_key() -> None:
     problem = failed("providers.p.api_key", UnresolvedReference("$KEY is not set"))
     assert (problem.title, problem.message, problem.hint) == (
-        "A reference leads nowhere",
+        "Unresolved reference",
         "providers.p.api_key: $KEY is not set",
-        "`culm config check` names every one",
+        "run `culm config check` to list them all",
     )
 
 
@@ -180,13 +186,13 @@ def test_a_run_that_needs_the_value_is_told_where_it_stands() -> None:
         ("printf '\\377'", "\ufffd"),
         ("echo $NAME", "in its environment"),
         ("pwd -P | grep -c .", "1"),
-        ("cat", ""),  # Nobody types anything.
+        ("cat", ""),  # Its stdin is empty.
         ("echo told >&2", ""),
         ("true", ""),
         ("", ""),
     ],
 )
-async def test_a_command_says_what_it_prints_without_its_line_ends(
+async def test_a_command_returns_its_output_without_trailing_line_ends(
     tmp_path: Path, command: str, output: str
 ) -> None:
     env = {**PATH, "NAME": "in its environment"}
@@ -195,7 +201,7 @@ async def test_a_command_says_what_it_prints_without_its_line_ends(
 
 
 @pytest.mark.parametrize(
-    ("command", "why"),
+    ("command", "reason"),
     [
         ("echo secret; echo secret >&2; exit 3", "a command failed with status 3"),
         ("echo secret; kill -9 $$", "a command failed with status -9"),
@@ -204,13 +210,13 @@ async def test_a_command_says_what_it_prints_without_its_line_ends(
         ("yes secret", f"a command printed more than {OUTPUT_BYTES_MAX} bytes"),
     ],
 )
-async def test_a_command_that_fails_is_told_without_its_words(
-    tmp_path: Path, command: str, why: str
+async def test_a_failed_command_is_reported_without_its_text(
+    tmp_path: Path, command: str, reason: str
 ) -> None:
     async with asyncio.timeout(WAIT_S):
         with pytest.raises(UnresolvedReference) as caught:
             await run_command(command, PATH, tmp_path)
-    assert str(caught.value) == why
+    assert str(caught.value) == reason
 
 
 @pytest.mark.parametrize(
@@ -220,7 +226,7 @@ async def test_a_command_that_fails_is_told_without_its_words(
         ("echo", PATH, "nowhere"),
     ],
 )
-async def test_a_command_that_cannot_be_started_is_told_so(
+async def test_a_command_that_cannot_be_started_is_reported(
     tmp_path: Path, command: str, env: dict[str, str], folder: str
 ) -> None:
     with pytest.raises(UnresolvedReference, match="cannot be started") as caught:
@@ -228,15 +234,19 @@ async def test_a_command_that_cannot_be_started_is_told_so(
     assert "SECRET" not in str(caught.value)
 
 
-# A child in the background holds the pipe, so that its end is never read.
-HOLDING = "trap '' TERM HUP; sleep 1000 & echo $$ $! > pids; echo secret; mv pids done"
+# A child in the background keeps the pipe open, so that its end is never read.
+KEEP_PIPE_OPEN = "trap '' TERM HUP; sleep 1000 & echo $$ $! > pids; echo secret; mv pids done"
 
 
 @pytest.mark.parametrize(
     "command",
-    [f"{HOLDING}; sleep 1000", f"{HOLDING}; exec >&-; sleep 1000", f"{HOLDING}; yes secret"],
+    [
+        f"{KEEP_PIPE_OPEN}; sleep 1000",
+        f"{KEEP_PIPE_OPEN}; exec >&-; sleep 1000",
+        f"{KEEP_PIPE_OPEN}; yes secret",
+    ],
 )
-async def test_a_command_that_does_not_end_is_ended_with_all_it_started(
+async def test_a_command_that_does_not_end_is_ended_with_its_children(
     tmp_path: Path, command: str
 ) -> None:
     async with asyncio.timeout(WAIT_S):
@@ -248,9 +258,9 @@ async def test_a_command_that_does_not_end_is_ended_with_all_it_started(
     await until_gone(tmp_path / "done")
 
 
-async def test_whoever_stops_waiting_for_a_command_ends_it(tmp_path: Path) -> None:
+async def test_canceling_the_wait_ends_the_command(tmp_path: Path) -> None:
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
-        command = f"{HOLDING}; sleep 1000"
+        command = f"{KEEP_PIPE_OPEN}; sleep 1000"
         running = tasks.create_task(run_command(command, PATH, tmp_path), name="command")
         while not (tmp_path / "done").exists():
             await asyncio.sleep(0.001)
@@ -259,7 +269,7 @@ async def test_whoever_stops_waiting_for_a_command_ends_it(tmp_path: Path) -> No
     await until_gone(tmp_path / "done")
 
 
-async def test_a_command_cancelled_at_any_moment_of_its_start_leaves_no_descriptor(
+async def test_a_command_canceled_during_its_start_leaves_no_descriptor(
     tmp_path: Path,
 ) -> None:
     before = set(Path("/dev/fd").iterdir())
@@ -269,12 +279,12 @@ async def test_a_command_cancelled_at_any_moment_of_its_start_leaves_no_descript
             for _ in range(steps):
                 await asyncio.sleep(0)
             running.cancel()
-        gc.collect()  # A file that was let go unclosed is a warning, which is an error here.
+        gc.collect()  # An unclosed file gives a warning, which is an error here.
     assert set(Path("/dev/fd").iterdir()) == before
 
 
 async def until_gone(pids: Path) -> None:
-    """Wait until the processes are dead that were told to end; bounded."""
+    """Wait until the processes are dead; bounded."""
     async with asyncio.timeout(WAIT_S):
         for pid in pids.read_text().split():
             while is_running(int(pid)):
@@ -282,14 +292,14 @@ async def until_gone(pids: Path) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether it is there and more than a body that somebody has yet to fetch."""
+    """Tell if the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-async def test_a_child_that_left_and_holds_the_output_does_not_keep_the_value_waiting(
+async def test_a_detached_child_that_keeps_the_output_open_does_not_block(
     tmp_path: Path,
 ) -> None:
     leave = "setsid sh -c 'echo $$ > pid; exec sleep 1000'"
@@ -302,7 +312,7 @@ async def test_a_child_that_left_and_holds_the_output_does_not_keep_the_value_wa
 
 
 async def pid_in(file: Path) -> int:
-    """The process that writes its number there; bounded."""
+    """Wait for the pid that a process writes to `file`; bounded."""
     async with asyncio.timeout(WAIT_S):
         while not file.exists() or not (text := file.read_text()):
             await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""What a configuration says about tools: only a trusted file has a say in it."""
+"""Tool configuration: only trusted files can set it."""
 
 import json
 import re
@@ -34,12 +34,12 @@ TOOLING = ToolConfig(
 )
 
 
-def test_all_that_a_document_says_of_tools_is_read() -> None:
+def test_all_tool_settings_of_a_document_are_read() -> None:
     assert read_tooling(DOCUMENT) == TOOLING
     assert read_tooling({}) == read_tooling(dict.fromkeys(DOCUMENT)) == ToolConfig()
 
 
-def test_no_rule_or_hook_is_lost_by_how_its_key_is_spelled() -> None:
+def test_rules_and_hooks_are_read_whatever_the_case_of_their_key() -> None:
     whole: Document = {**DOCUMENT, "Permission_Rules": [{"decision": "ask"}]}
     whole["HOOKS"] = {"PreToolUse": [{"command": "more"}]}
     tooling = read_tooling(whole)
@@ -60,12 +60,14 @@ def test_no_rule_or_hook_is_lost_by_how_its_key_is_spelled() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_could_not_be_kept_to_is_refused(bad: Document) -> None:
+def test_invalid_tool_settings_are_refused(bad: Document) -> None:
     with pytest.raises(InvalidRequest):
         read_tooling(bad)
 
 
-async def test_a_project_has_no_say_in_tools_until_its_file_is_trusted(tmp_path: Path) -> None:
+async def test_tool_settings_of_a_project_are_ignored_until_its_file_is_trusted(
+    tmp_path: Path,
+) -> None:
     file, trusted = tmp_path / "culm.json", TrustedFiles(tmp_path / "data")
     file.write_text(json.dumps(DOCUMENT))
     sources = FileSources(None, tmp_path, trusted)
@@ -77,7 +79,7 @@ async def test_a_project_has_no_say_in_tools_until_its_file_is_trusted(tmp_path:
     assert read_tooling(merged((await sources.load(())).project)) == TOOLING
 
 
-async def test_a_trusted_project_adds_to_the_users_rules_and_hooks(tmp_path: Path) -> None:
+async def test_a_trusted_project_adds_to_the_rules_and_hooks_of_the_user(tmp_path: Path) -> None:
     user, project = tmp_path / "user.json", tmp_path / "culm.json"
     own: Json = {"permission_rules": [{"decision": "deny", "path": "~/**"}]}
     user.write_text(json.dumps({**own, "hooks": {"PreToolUse": [{"command": "mine"}]}}))
@@ -90,7 +92,7 @@ async def test_a_trusted_project_adds_to_the_users_rules_and_hooks(tmp_path: Pat
     assert tooling.hooks == (Hook("mine"), *TOOLING.hooks)
 
 
-def test_the_examples_of_the_documentation_are_read_without_a_problem() -> None:
+def test_the_examples_in_the_documentation_are_valid() -> None:
     page = Path(__file__).parent.parent.parent / "docs" / "configuration.md"
     examples = re.findall(r"```jsonc\n(.*?)```", page.read_text(), re.DOTALL)
     read = [check_text(text, UserFile, "f") for text in examples]

@@ -1,4 +1,4 @@
-"""Trust: what a project may say before its reader has agreed, and of what content they agreed."""
+"""Trust: the settings allowed in an untrusted project file, and the record of trusted files."""
 
 import os
 import stat
@@ -19,10 +19,10 @@ MINE = {"mine", "offline"}
 CHOICE: Document = {"provider": "mine", "model": "m", "temperature": 0.5, "think": True}
 
 
-# --- what is left of an untrusted file
+# --- the allowed part of an untrusted file
 
 
-def test_an_untrusted_file_may_choose_read_inside_and_show() -> None:
+def test_an_untrusted_file_may_choose_models_context_paths_and_display() -> None:
     document: Document = {
         "$schema": "https://example.org/culm.json",
         "models": {"large": CHOICE, "small": {"provider": "offline", "model": "offline"}},
@@ -57,7 +57,7 @@ def test_an_untrusted_file_may_choose_read_inside_and_show() -> None:
         ({"options": {"context_paths": ["/etc/passwd", "../up"]}}, ["options"]),
     ],
 )
-def test_what_an_untrusted_file_may_not_say_is_ignored_and_named(
+def test_settings_that_need_trust_are_ignored_and_named(
     document: Document, ignored: list[str]
 ) -> None:
     assert restrict(document, MINE) == RestrictedDocument({}, tuple(ignored))
@@ -88,7 +88,7 @@ def test_what_an_untrusted_file_may_not_say_is_ignored_and_named(
         ),
     ],
 )
-def test_what_stands_beside_it_is_kept(
+def test_allowed_settings_next_to_ignored_ones_are_kept(
     document: Document, left: Document, ignored: list[str]
 ) -> None:
     assert restrict(document, MINE) == RestrictedDocument(left, tuple(ignored))
@@ -118,7 +118,9 @@ def test_what_stands_beside_it_is_kept(
         (None, False),
     ],
 )
-def test_a_path_is_inside_only_as_it_is_written(path: Json, *, inside: bool) -> None:
+def test_a_path_is_inside_only_if_written_as_relative_and_literal(
+    path: Json, *, inside: bool
+) -> None:
     assert is_inside(path) is inside
 
 
@@ -135,7 +137,7 @@ ANYTHING = st.none() | TEXTS | st.lists(TEXTS, max_size=2) | st.dictionaries(NAM
 
 
 def of_type(kind: inspect.Type) -> st.SearchStrategy[Json]:
-    """Values that a field of this type may have in a file that was checked."""
+    """Return a strategy for the values of this type in a checked file."""
     match kind:
         case inspect.Metadata(type=inner):
             return of_type(inner)
@@ -177,7 +179,7 @@ def selections_in(document: Document) -> list[Document]:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(DOCUMENTS)
-def test_whatever_it_says_an_untrusted_file_gains_nothing_that_needs_trust(
+def test_an_untrusted_file_never_gains_a_setting_that_needs_trust(
     document: Document,
 ) -> None:
     left, ignored = restrict(document, MINE)
@@ -196,7 +198,7 @@ def test_whatever_it_says_an_untrusted_file_gains_nothing_that_needs_trust(
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(DOCUMENTS)
-def test_every_string_that_is_missing_stands_below_a_key_that_is_named(document: Document) -> None:
+def test_every_dropped_string_is_below_an_ignored_key(document: Document) -> None:
     left, ignored = restrict(document, MINE)
     kept = dict(strings_in(left))
     for path, text in strings_in(document):
@@ -206,10 +208,10 @@ def test_every_string_that_is_missing_stands_below_a_key_that_is_named(document:
             assert prefixes & set(ignored), (path, ignored)
 
 
-# --- what has been trusted
+# --- the record of trusted files
 
 
-def test_trust_is_of_one_content_in_one_file(tmp_path: Path) -> None:
+def test_trust_covers_one_content_of_one_file(tmp_path: Path) -> None:
     trusted = TrustedFiles(tmp_path / "data")
     file, other = tmp_path / "culm.json", tmp_path / "crush.json"
     assert not trusted.is_trusted(file, b"{}")
@@ -229,7 +231,7 @@ def test_trust_is_of_one_content_in_one_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [b"", b"{", b"[]", b'{"f": 1}', b"null", b"\xff", b'{"f": "' + b"x" * (1 << 20)]
 )
-def test_a_damaged_record_trusts_nothing_and_can_be_written_anew(
+def test_a_damaged_record_trusts_nothing_and_can_be_rewritten(
     tmp_path: Path, damage: bytes
 ) -> None:
     trusted, file = TrustedFiles(tmp_path), tmp_path / "culm.json"
@@ -240,7 +242,7 @@ def test_a_damaged_record_trusts_nothing_and_can_be_written_anew(
     assert trusted.is_trusted(file, b"{}")
 
 
-def test_a_file_whose_name_is_no_text_is_told_apart_from_its_like(tmp_path: Path) -> None:
+def test_files_whose_names_are_not_utf8_are_distinguished(tmp_path: Path) -> None:
     trusted = TrustedFiles(tmp_path)
     one, other = (Path(os.fsdecode(b"/\xc3" + end + b"/culm.json")) for end in (b"\xff", b"\xfe"))
     trusted.add({one: b"{}"})
@@ -249,7 +251,7 @@ def test_a_file_whose_name_is_no_text_is_told_apart_from_its_like(tmp_path: Path
     assert trusted.known() == {}
 
 
-def test_a_record_that_is_no_file_trusts_nothing(tmp_path: Path) -> None:
+def test_a_record_that_is_not_a_regular_file_trusts_nothing(tmp_path: Path) -> None:
     trusted = TrustedFiles(tmp_path)
     trusted.file.mkdir()
     assert trusted.known() == {}

@@ -1,4 +1,4 @@
-"""One suite for the seam under the store: the file with its threads, and the twin in memory."""
+"""One suite for both databases under the store: SQLite file and memory."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ class OpenStore(Protocol):
 
 @pytest.fixture(params=["file", "memory"])
 async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[OpenStore]:
-    """Opens the same store again and again."""
+    """A function that opens the same store repeatedly."""
     if request.param == "file":
         yield lambda: open_store(tmp_path / "culm.db", LoopClock(), Ids())
         return
@@ -36,7 +36,7 @@ async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerat
     file.close()
 
 
-def all_of_it(type_: str, session_id: str) -> bool:
+def accept_all(type_: str, session_id: str) -> bool:
     return True
 
 
@@ -45,21 +45,21 @@ def count_rows(connection: sqlite3.Connection) -> int:
     return count
 
 
-async def test_events_are_numbered_and_told_in_the_order_they_were_submitted(
+async def test_events_are_numbered_and_published_in_submission_order(
     opener: OpenStore,
 ) -> None:
     async with opener() as store, asyncio.timeout(WAIT_S):
-        told: list[tuple[int, bytes]] = []
-        store.tell = lambda events: told.extend((e.seq, e.payload) for e in events)
+        published: list[tuple[int, bytes]] = []
+        store.publish = lambda events: published.extend((e.seq, e.payload) for e in events)
         writes = [store.append("run_changed", "updated", payload=b"%d" % n) for n in range(200)]
         await asyncio.wait(writes)
-        assert told == [(n + 1, b"%d" % n) for n in range(200)]
-        stored = await store.read(replay(0, 200, 500, all_of_it))
+        assert published == [(n + 1, b"%d" % n) for n in range(200)]
+        stored = await store.read(replay(0, 200, 500, accept_all))
         assert stored is not None
-        assert [(e.seq, e.payload) for e in stored.events] == told
+        assert [(e.seq, e.payload) for e in stored.events] == published
 
 
-async def test_a_unit_that_refuses_before_writing_fails_alone(opener: OpenStore) -> None:
+async def test_write_refused_before_writing_fails_alone(opener: OpenStore) -> None:
     def refuse(tx: Tx) -> None:
         raise Rejected("no")
 
@@ -72,7 +72,7 @@ async def test_a_unit_that_refuses_before_writing_fails_alone(opener: OpenStore)
         assert await store.read(bounds) == (0, 2)
 
 
-async def test_a_unit_that_fails_after_writing_leaves_no_trace_and_spoils_nobody(
+async def test_write_that_fails_midway_leaves_no_trace_and_affects_no_other(
     opener: OpenStore,
 ) -> None:
     def write_then_fail(tx: Tx) -> None:
@@ -81,35 +81,35 @@ async def test_a_unit_that_fails_after_writing_leaves_no_trace_and_spoils_nobody
         raise Rejected("too late")
 
     async with opener() as store, asyncio.timeout(WAIT_S):
-        told: list[int] = []
-        store.tell = lambda events: told.extend(e.seq for e in events)
+        published: list[int] = []
+        store.publish = lambda events: published.extend(e.seq for e in events)
         writes = [store.write(lambda tx: tx.run("set_meta", "row-1", "x"))]
         failed = store.write(write_then_fail)
         good = store.append("run_changed", "updated", payload=b"2")
         await asyncio.wait([*writes, failed, good])
         assert isinstance(failed.exception(), Rejected)
         assert await store.read(count_rows) == 1
-        assert told == [1]
+        assert published == [1]
 
 
-async def test_the_state_is_made_before_whoever_waits_goes_on(opener: OpenStore) -> None:
+async def test_state_is_applied_before_the_waiter_continues(opener: OpenStore) -> None:
     steps: list[str] = []
     async with opener() as store, asyncio.timeout(WAIT_S):
-        store.tell = lambda events: steps.append("told")
+        store.publish = lambda events: steps.append("published")
         unit = add_session(Ids().session(), "one", sessions_max=10)
         await store.write(unit, lambda _: steps.append("state"))
         steps.append("awaited")
-        assert steps == ["told", "state", "awaited"]
+        assert steps == ["published", "state", "awaited"]
 
 
-async def test_cancelling_the_wait_does_not_undo_the_write(opener: OpenStore) -> None:
+async def test_canceling_the_wait_does_not_undo_the_write(opener: OpenStore) -> None:
     async with opener() as store, asyncio.timeout(WAIT_S):
         store.append("run_changed", "updated", payload=b"1").cancel()
         await store.append("run_changed", "updated", payload=b"2")
         assert await store.read(bounds) == (0, 2)
 
 
-async def test_closing_commits_what_is_queued_and_takes_nothing_after(opener: OpenStore) -> None:
+async def test_closing_commits_queued_writes_and_refuses_later_ones(opener: OpenStore) -> None:
     async with opener() as store:
         for n in range(50):
             store.append("run_changed", "updated", payload=b"%d" % n)
@@ -119,7 +119,7 @@ async def test_closing_commits_what_is_queued_and_takes_nothing_after(opener: Op
         assert await store.read(bounds) == (0, 50)
 
 
-async def test_numbers_go_on_after_everything_was_trimmed_and_the_store_reopened(
+async def test_event_numbers_continue_after_trim_and_reopen(
     opener: OpenStore,
 ) -> None:
     async with opener() as store, asyncio.timeout(WAIT_S):
@@ -133,14 +133,14 @@ async def test_numbers_go_on_after_everything_was_trimmed_and_the_store_reopened
         assert await store.read(bounds) == (5, 5)
         await store.append("run_changed", "updated", payload=b"5")
         assert store.seq == 6
-        assert await store.read(replay(3, 6, 10, all_of_it)) is None
-        kept = await store.read(replay(5, 6, 10, all_of_it))
+        assert await store.read(replay(3, 6, 10, accept_all)) is None
+        kept = await store.read(replay(5, 6, 10, accept_all))
         assert kept is not None
         assert [event.seq for event in kept.events] == [6]
 
 
 @contract("EXC-18")
-async def test_concurrent_changes_of_one_row_lose_nothing(opener: OpenStore) -> None:
+async def test_concurrent_updates_of_one_row_lose_nothing(opener: OpenStore) -> None:
     async with opener() as store, asyncio.timeout(WAIT_S):
         session_id = Ids().session()
         await store.write(add_session(session_id, "first", sessions_max=10))
@@ -154,7 +154,7 @@ async def test_concurrent_changes_of_one_row_lose_nothing(opener: OpenStore) -> 
         assert (session.title, session.cost) == ("renamed", 40.0)
 
 
-async def test_a_full_disk_is_told_as_health_and_mends_itself() -> None:
+async def test_full_disk_is_reported_as_health_and_recovers() -> None:
     file = MemoryFile()
     async with open_memory_store(file, LoopClock(), Ids()) as store, asyncio.timeout(WAIT_S):
         states: list[str] = []

@@ -1,4 +1,4 @@
-"""One suite for the seam towards mailboxes: as directories, and in memory."""
+"""One suite for both mailbox implementations: maildir and memory."""
 
 import random
 import threading
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from culm.clock import format_time
 from culm.errors import AppError
-from culm.fleet.times import format_time
 from culm.ids import LetterId
 from culm.mail.base import (
     KEPT_MAX,
@@ -41,8 +41,8 @@ from culm.mail.letters import (
 from culm.mail.maildir import MaildirPostOffice
 from culm.mail.memory import MemoryPostOffice
 from culm.mail.order import LETTERS_MAX, name_of
-from culm.mail.seen import SEEN_MAX, AdmittedLetters, parse_seen
 from culm.wire.agents import LetterKind
+from tests.contract.admitted_letters import ADMITTED_MAX, AdmittedLetters, parse_admitted
 from tests.support import WAIT_S, FakeClock, contract
 
 ADDRESS = "agent-1"
@@ -60,8 +60,8 @@ def letter(letter_id: str, *, kind: LetterKind = "task", created_s: float | None
 
 
 @dataclass
-class Stage:
-    """Mailboxes of one kind, and a way to put anything into them that is not ours."""
+class MailboxHarness:
+    """Mailboxes of one kind, and a function to plant foreign letters in them."""
 
     post: PostOffice
     plant: Callable[[str, bytes], None]
@@ -70,12 +70,12 @@ class Stage:
         return self.post.make(ADDRESS)
 
 
-def memory_stage() -> Stage:
+def memory_harness() -> MailboxHarness:
     post = MemoryPostOffice(CLOCK)
-    return Stage(post, lambda name, data: post.open(ADDRESS).plant(name, data))
+    return MailboxHarness(post, lambda name, data: post.open(ADDRESS).plant(name, data))
 
 
-def files_stage(folder: Path) -> Stage:
+def files_harness(folder: Path) -> MailboxHarness:
     written: dict[bytes, Path] = {}
 
     def plant(name: str, data: bytes) -> None:
@@ -85,12 +85,12 @@ def files_stage(folder: Path) -> Stage:
             written[data].write_bytes(data)
         file.hardlink_to(written[data])
 
-    return Stage(MaildirPostOffice(folder, CLOCK), plant)
+    return MailboxHarness(MaildirPostOffice(folder, CLOCK), plant)
 
 
 @pytest.fixture(params=["files", "memory"])
-def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
-    return memory_stage() if request.param == "memory" else files_stage(tmp_path / "mailboxes")
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> MailboxHarness:
+    return memory_harness() if request.param == "memory" else files_harness(tmp_path / "mailboxes")
 
 
 def ids(claims: list[ClaimedLetter]) -> list[str]:
@@ -98,65 +98,65 @@ def ids(claims: list[ClaimedLetter]) -> list[str]:
 
 
 @contract("FLEET-68")
-def test_a_letter_is_delivered_claimed_and_acknowledged_and_then_gone(stage: Stage) -> None:
-    box, sent = stage.make(), letter("a")
-    assert (box.is_empty(), box.is_fully_empty(), stage.post.addresses()) == (True, True, [])
+def test_letter_is_delivered_claimed_acknowledged_and_then_gone(harness: MailboxHarness) -> None:
+    box, sent = harness.make(), letter("a")
+    assert (box.is_empty(), box.is_fully_empty(), harness.post.addresses()) == (True, True, [])
     delivered = box.deliver(sent)
     assert (box.is_empty(), box.pending_count(), box.find("a")) == (False, 1, LetterState.DELIVERED)
-    assert stage.post.addresses() == [ADDRESS]
+    assert harness.post.addresses() == [ADDRESS]
     (claim,) = box.claim(10)
     assert claim == ClaimedLetter(sent, delivered.name)
     assert (box.claim(10), box.is_empty(), box.is_fully_empty()) == ([], True, False)
     assert (box.pending_count(), box.find("a")) == (1, LetterState.CLAIMED)
-    assert (stage.post.addresses(), stage.post.addresses(claimed=True)) == ([], [ADDRESS])
+    assert (harness.post.addresses(), harness.post.addresses(claimed=True)) == ([], [ADDRESS])
     assert box.ack(claim)
     assert (box.recover(), box.is_fully_empty(), box.find("a")) == ([], True, None)
 
 
 @contract("FLEET-69")
-def test_fifty_writers_at_once_lose_nothing_and_every_letter_has_a_name_of_its_own(
-    stage: Stage,
+def test_fifty_concurrent_writers_lose_nothing_and_get_unique_names(
+    harness: MailboxHarness,
 ) -> None:
-    stage.make()
+    harness.make()
     names: list[str] = []
     start = threading.Barrier(50)
 
     def write(number: int) -> None:
         start.wait(WAIT_S)
-        names.append(stage.post.open(ADDRESS).deliver(letter(f"l{number}")).name)
+        names.append(harness.post.open(ADDRESS).deliver(letter(f"l{number}")).name)
 
     writers = [threading.Thread(target=write, args=(number,)) for number in range(50)]
     for one in writers:
         one.start()
     for one in writers:
         one.join(WAIT_S)
-    claims = stage.make().claim(100)
+    claims = harness.make().claim(100)
     assert sorted(ids(claims)) == sorted(f"l{number}" for number in range(50))
     assert [claim.name for claim in claims] == sorted(names)
     assert len({name[:20] for name in names}) == 50
 
 
 @contract("FLEET-70")
-def test_letters_that_others_put_there_come_in_the_order_of_their_creation(stage: Stage) -> None:
-    box = stage.make()
+def test_foreign_letters_arrive_in_order_of_creation(harness: MailboxHarness) -> None:
+    box = harness.make()
     for n in (3, 1, 2):
-        stage.plant(name_of(n, f"l{n}"), encode_letter(letter(f"l{n}", created_s=n)))
+        harness.plant(name_of(n, f"l{n}"), encode_letter(letter(f"l{n}", created_s=n)))
     assert ids(box.claim(2)) == ["l1", "l2"]
     assert ids(box.claim(2)) == ["l3"]
 
 
 @contract("FLEET-P3")
-def test_letters_come_in_the_order_of_acceptance_whatever_the_clocks_of_senders_say(
-    stage: Stage,
+def test_letters_arrive_in_order_of_acceptance_despite_wrong_clocks(
+    harness: MailboxHarness,
 ) -> None:
-    box, now_s = stage.make(), CLOCK.now_s()
+    box, now_s = harness.make(), CLOCK.now_s()
     ten_years_s, last_s = 10 * 365 * 86400.0, 253402300799.0  # The last second of 9999.
     times = (now_s, now_s - 5, last_s, -1.0, now_s + ten_years_s, now_s + 1, 0.0)
     delivered = [box.deliver(letter(f"l{n}", created_s=at_s)) for n, at_s in enumerate(times)]
     names = [one.name for one in delivered]
     assert names[0] == f"{int(now_s) * 10**9:020d}-l0.json"
     assert names == sorted(names)
-    # The wrong clocks are forgotten: at most a minute ahead.
+    # Wrong clocks have no lasting effect: names are at most a minute ahead.
     assert names[-1][:20] <= f"{(int(now_s) + 61) * 10**9:020d}"
     claims = box.claim(10)
     assert ids(claims) == [f"l{n}" for n in range(len(times))]
@@ -164,19 +164,19 @@ def test_letters_come_in_the_order_of_acceptance_whatever_the_clocks_of_senders_
 
 
 @contract("FLEET-71")
-def test_what_was_claimed_and_not_acknowledged_comes_back_to_who_opens_it_anew(
-    stage: Stage,
+def test_unacknowledged_letters_are_recovered_on_reopen(
+    harness: MailboxHarness,
 ) -> None:
     for n in range(4):
-        stage.make().deliver(letter(f"l{n}"))
-    claims = stage.make().claim(3)
-    stage.make().ack(claims[1])
-    assert stage.post.open(ADDRESS).recover() == [claims[0], claims[2]]
-    assert ids(stage.make().claim(3)) == ["l3"]
+        harness.make().deliver(letter(f"l{n}"))
+    claims = harness.make().claim(3)
+    harness.make().ack(claims[1])
+    assert harness.post.open(ADDRESS).recover() == [claims[0], claims[2]]
+    assert ids(harness.make().claim(3)) == ["l3"]
 
 
 def nested(levels: int) -> bytes:
-    """A handoff with so many lists in each other."""
+    """A handoff with this many nested lists."""
     body = b"[" * levels + b"]" * levels
     return encode_letter(letter("x", kind="handoff")).replace(
         b'"what x says"', b'null, "a": ' + body
@@ -204,29 +204,31 @@ BAD: dict[str, tuple[str, bytes]] = {
 
 @contract("FLEET-72")
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_no_letter_is_kept_as_corrupt_and_the_rest_arrives(stage: Stage, case: str) -> None:
-    box = stage.make()
-    stage.plant(*BAD[case])
-    stage.plant(name_of(0, "good"), encode_letter(letter("good")))
-    stage.plant(".hidden.json", b"somebody is still writing it")
-    stage.plant(name_of(2, "fine"), encode_letter(letter("fine")))
+def test_invalid_letter_is_moved_to_corrupt_and_others_arrive(
+    harness: MailboxHarness, case: str
+) -> None:
+    box = harness.make()
+    harness.plant(*BAD[case])
+    harness.plant(name_of(0, "good"), encode_letter(letter("good")))
+    harness.plant(".hidden.json", b"somebody is still writing it")
+    harness.plant(name_of(2, "fine"), encode_letter(letter("fine")))
     assert ids(box.claim(3)) == ["good", "fine"]
     assert (box.is_empty(), box.pending_count(), ids(box.recover())) == (True, 2, ["good", "fine"])
     if "named" not in case and "order" not in case:
         assert box.find("x") is LetterState.CORRUPT
 
 
-def test_a_body_may_be_nested_and_is_read_without_indentation() -> None:
+def test_nested_body_is_read_without_indentation() -> None:
     deepest = parse_letter(nested(BODY_LEVELS_MAX - 1))
     assert len(text_of(deepest)) < 3 * BODY_LEVELS_MAX
 
 
 @contract("FLEET-74")
-def test_an_ack_removes_exactly_its_letter_even_if_two_share_an_id(stage: Stage) -> None:
-    box = stage.make()
+def test_ack_removes_only_its_letter_even_with_a_shared_id(harness: MailboxHarness) -> None:
+    box = harness.make()
     for n in (1, 2):
-        stage.plant(name_of(n, "a"), encode_letter(letter("a", created_s=n)))
-    stage.plant(name_of(3, "b-a"), encode_letter(letter("b-a")))
+        harness.plant(name_of(n, "a"), encode_letter(letter("a", created_s=n)))
+    harness.plant(name_of(3, "b-a"), encode_letter(letter("b-a")))
     first, second, other = box.claim(10)
     assert [box.ack(second), box.ack(second), box.put_back(second)] == [True, False, False]
     assert box.recover() == [first, other]
@@ -236,7 +238,7 @@ def test_an_ack_removes_exactly_its_letter_even_if_two_share_an_id(stage: Stage)
 
 
 @contract("FLEET-75")
-def test_an_ask_is_a_query_unless_it_says_so_and_needs_no_correlation_id() -> None:
+def test_ask_is_a_query_by_default_and_needs_no_correlation_id() -> None:
     data = (
         b'{"id":"a","from":{"session_id":"s"},"kind":"ask","body":{"question":"why?"},'
         b'"created_at":"2026-01-01T00:00:00.123456789Z","unknown":1}'
@@ -264,7 +266,7 @@ def test_an_ask_is_a_query_unless_it_says_so_and_needs_no_correlation_id() -> No
         ("handoff", {"files": [1]}, '{"files":[1]}'),
     ],
 )
-def test_a_letter_survives_its_file_and_says_what_an_agent_reads(
+def test_letter_round_trips_and_yields_the_text_for_the_agent(
     kind: LetterKind, body: dict[str, object], text: str
 ) -> None:
     whole = replace(
@@ -280,36 +282,40 @@ def test_a_letter_survives_its_file_and_says_what_an_agent_reads(
     assert [is_expired(read, 1_800_000_000.0 + later_s) for later_s in (0, 1)] == [False, True]
 
 
-def test_half_a_character_is_replaced_in_a_letter() -> None:
+def test_lone_surrogate_is_replaced_in_a_letter() -> None:
     sent = replace(letter("a"), body={"assignment": "caf\udcc3"})
     assert text_of(parse_letter(encode_letter(sent))) == "caf\ufffd"
 
 
 @contract("FLEET-73")
-def test_the_dedupe_set_knows_the_last_4096_ids_also_after_it_was_written_down() -> None:
+def test_admitted_ids_keep_the_last_4096_across_encoding() -> None:
     seen = AdmittedLetters()
     assert [seen.add("a"), seen.add("a"), "a" in seen, "b" in seen] == [True, False, True, False]
-    for n in range(SEEN_MAX):
+    for n in range(ADMITTED_MAX):
         seen.add(f"l{n}")
-    assert (SEEN_MAX, len(seen), "a" in seen, "l0" in seen) == (4096, 4096, False, True)
-    again = parse_seen(seen.encode())
+    assert (ADMITTED_MAX, len(seen), "a" in seen, "l0" in seen) == (4096, 4096, False, True)
+    again = parse_admitted(seen.encode())
     assert again.encode() == seen.encode()
     assert [again.add("l1"), again.add("new"), "l0" in again] == [False, True, False]
 
 
 @contract("FLEET-76")
 @pytest.mark.parametrize("crash_after", ["claim", "admit", "commit", "ack"])
-def test_a_crash_anywhere_redelivers_a_letter_that_is_admitted_once(
-    stage: Stage, crash_after: str
+def test_letter_is_admitted_once_whenever_a_crash_happens(
+    harness: MailboxHarness, crash_after: str
 ) -> None:
     committed: tuple[list[str], bytes] = (
         [],
         AdmittedLetters().encode(),
-    )  # What was admitted, and seen.
+    )  # Admitted letters and seen ids.
 
     def read(claims: list[ClaimedLetter], *, crash_after: str = "") -> None:
         nonlocal committed
-        box, admitted, seen = stage.post.open(ADDRESS), [*committed[0]], parse_seen(committed[1])
+        box, admitted, seen = (
+            harness.post.open(ADDRESS),
+            [*committed[0]],
+            parse_admitted(committed[1]),
+        )
         for claim in claims:
             if crash_after == "claim":
                 return
@@ -325,16 +331,16 @@ def test_a_crash_anywhere_redelivers_a_letter_that_is_admitted_once(
                 return
 
     for n in range(3):
-        stage.make().deliver(letter(f"l{n}"))
-    read(stage.post.open(ADDRESS).claim(10), crash_after=crash_after)
-    read(stage.post.open(ADDRESS).recover())
-    assert (committed[0], stage.make().is_fully_empty()) == (["l0", "l1", "l2"], True)
+        harness.make().deliver(letter(f"l{n}"))
+    read(harness.post.open(ADDRESS).claim(10), crash_after=crash_after)
+    read(harness.post.open(ADDRESS).recover())
+    assert (committed[0], harness.make().is_fully_empty()) == (["l0", "l1", "l2"], True)
 
 
-def test_a_letter_that_is_put_back_keeps_its_place_and_one_that_is_buried_comes_no_more(
-    stage: Stage,
+def test_put_back_letter_keeps_its_place_and_buried_letter_is_dead(
+    harness: MailboxHarness,
 ) -> None:
-    box = stage.make()
+    box = harness.make()
     for n in range(4):
         box.deliver(letter(f"l{n}"))
     first, second, third = box.claim(3)
@@ -344,8 +350,8 @@ def test_a_letter_that_is_put_back_keeps_its_place_and_one_that_is_buried_comes_
     assert ids(box.recover()) == [first.letter.id, "l1", "l3"]
 
 
-def test_the_same_letter_again_is_delivered_once_until_it_is_acknowledged(stage: Stage) -> None:
-    box, sent = stage.make(), letter("a")
+def test_same_letter_is_delivered_once_until_acknowledged(harness: MailboxHarness) -> None:
+    box, sent = harness.make(), letter("a")
     first = box.deliver(sent)
     box.deliver(letter("b-a"))
     again = Delivered(first.letter_id, first.name, again=True)
@@ -360,20 +366,20 @@ def test_the_same_letter_again_is_delivered_once_until_it_is_acknowledged(stage:
 
 @contract("FLEET-P2")
 @pytest.mark.parametrize("bad_id", ["../x", "", ".x", "a/b", "a..b", "a\n", "ä", "x" * 201])
-def test_an_id_that_is_not_safe_is_refused_before_it_touches_anything(
-    stage: Stage, bad_id: str
-) -> None:
-    for act in (stage.post.open, stage.post.make, stage.post.remove):
+def test_unsafe_id_is_refused_before_any_change(harness: MailboxHarness, bad_id: str) -> None:
+    for act in (harness.post.open, harness.post.make, harness.post.remove):
         with pytest.raises(UnsafeAddress):
             act(bad_id)
-    box = stage.make()
+    box = harness.make()
     with pytest.raises(BadLetter):
         box.deliver(letter(bad_id))
     assert (box.find(bad_id), box.ack_id(bad_id), box.is_fully_empty()) == (None, False, True)
 
 
-def test_a_letter_over_the_limit_is_refused_and_one_at_the_limit_arrives(stage: Stage) -> None:
-    box = stage.make()
+def test_letter_over_the_size_limit_is_refused_and_at_the_limit_arrives(
+    harness: MailboxHarness,
+) -> None:
+    box = harness.make()
     room = LETTER_BYTES_MAX - len(encode_letter(replace(letter("a"), body={"assignment": "."}))) + 1
     box.deliver(replace(letter("a"), body={"assignment": "x" * room}))
     with pytest.raises(LetterTooLarge) as refused:
@@ -382,10 +388,10 @@ def test_a_letter_over_the_limit_is_refused_and_one_at_the_limit_arrives(stage: 
     assert ids(box.claim(9)) == ["a"]
 
 
-def test_a_full_mailbox_refuses_with_the_letters_id_until_its_owner_has_read(stage: Stage) -> None:
-    box, data = stage.make(), encode_letter(letter("x"))
+def test_full_mailbox_refuses_letters_until_one_is_acknowledged(harness: MailboxHarness) -> None:
+    box, data = harness.make(), encode_letter(letter("x"))
     for n in range(LETTERS_MAX - 2):
-        stage.plant(name_of(n, "x"), data)
+        harness.plant(name_of(n, "x"), data)
     claims = box.claim(5)
     for one in ("a", "b"):
         box.deliver(letter(one))
@@ -401,22 +407,22 @@ def test_a_full_mailbox_refuses_with_the_letters_id_until_its_owner_has_read(sta
     assert (box.pending_count(), box.find("c")) == (LETTERS_MAX, LetterState.DELIVERED)
 
 
-def test_what_is_kept_aside_is_bounded_and_the_oldest_goes_first(stage: Stage) -> None:
-    box = stage.make()
+def test_corrupt_letters_are_limited_and_the_oldest_go_first(harness: MailboxHarness) -> None:
+    box = harness.make()
     for n in range(KEPT_MAX + 2):
-        stage.plant(name_of(n, f"l{n}"), b"?")
+        harness.plant(name_of(n, f"l{n}"), b"?")
     assert box.claim(1) == []
     found = [box.find(f"l{n}") for n in (0, 1, 2, KEPT_MAX + 1)]
     assert found == [None, None, LetterState.CORRUPT, LetterState.CORRUPT]
 
 
-def test_a_mailbox_that_was_removed_is_none_and_can_be_made_again(stage: Stage) -> None:
+def test_removed_mailbox_is_missing_and_can_be_made_again(harness: MailboxHarness) -> None:
     with pytest.raises(NoMailbox):
-        stage.post.open(ADDRESS)
-    box = stage.make()
+        harness.post.open(ADDRESS)
+    box = harness.make()
     box.deliver(letter("a"))
     (claim,) = box.claim(1)
-    assert [stage.post.remove(ADDRESS), stage.post.remove(ADDRESS)] == [True, False]
+    assert [harness.post.remove(ADDRESS), harness.post.remove(ADDRESS)] == [True, False]
     for act in (
         box.is_empty,
         box.recover,
@@ -425,44 +431,44 @@ def test_a_mailbox_that_was_removed_is_none_and_can_be_made_again(stage: Stage) 
     ):
         with pytest.raises(NoMailbox):
             act()
-    assert stage.post.addresses(claimed=True) == []
-    assert stage.make().is_fully_empty()
+    assert harness.post.addresses(claimed=True) == []
+    assert harness.make().is_fully_empty()
     box.deliver(letter("c"))
     assert ids(box.claim(9)) == ["c"]
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_files_and_memory_do_the_same_whatever_is_done_to_them(tmp_path: Path, seed: int) -> None:
+def test_file_and_memory_mailboxes_behave_the_same(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    boxes = [files_stage(tmp_path / "m").make(), memory_stage().make()]
+    boxes = [files_harness(tmp_path / "m").make(), memory_harness().make()]
     claims: list[list[ClaimedLetter]] = [[], []]
     for _ in range(150):
         act, number, letter_id = chance.randrange(9), chance.randrange(4), f"l{chance.randrange(6)}"
         created_s = CLOCK.now_s() + chance.choice((0.0, -9.0, 3600.0))
-        told: list[object] = []
-        for box, held in zip(boxes, claims, strict=True):
+        results: list[object] = []
+        for box, claimed in zip(boxes, claims, strict=True):
             match act:
                 case 0 | 1 if box.find(letter_id) in (None, LetterState.DEAD):
-                    told.append(box.deliver(letter(letter_id, created_s=created_s)).again)
+                    results.append(box.deliver(letter(letter_id, created_s=created_s)).again)
                 case 2:
                     taken = box.claim(number)
-                    held += taken
-                    told.append(ids(taken))
-                case 3 | 4 | 5 if number < len(held):
-                    done = (box.ack, box.put_back, box.bury)[act - 3](held.pop(number))
-                    told.append(done)
+                    claimed += taken
+                    results.append(ids(taken))
+                case 3 | 4 | 5 if number < len(claimed):
+                    done = (box.ack, box.put_back, box.bury)[act - 3](claimed.pop(number))
+                    results.append(done)
                 case 6:
-                    held[:] = box.recover()
-                    told.append(ids(held))
+                    claimed[:] = box.recover()
+                    results.append(ids(claimed))
                 case 7:
-                    told.append(box.ack_id(letter_id))
+                    results.append(box.ack_id(letter_id))
                 case _:
-                    told.append([box.is_empty(), box.pending_count(), box.find(letter_id)])
-        assert told == [told[0]] * len(told)
-        assert len(told) in (0, 2)
+                    results.append([box.is_empty(), box.pending_count(), box.find(letter_id)])
+        assert results == [results[0]] * len(results)
+        assert len(results) in (0, 2)
 
 
-def test_a_loss_of_power_undoes_claims_and_acks_in_memory_and_loses_no_delivery() -> None:
+def test_power_loss_undoes_claims_and_acks_but_no_delivery() -> None:
     post = MemoryPostOffice(CLOCK)
     box = post.make(ADDRESS)
     post.make("nobody-wrote-to-it")

@@ -1,6 +1,6 @@
-"""A server with an agent that asks a scripted model, and what a Crush client is told of its runs.
+"""A server with an agent on a scripted model, and the events that a Crush client gets from it.
 
-Owns the model beside the server. What a TUI makes of it is the tests' to say.
+Owns the model and the server. The tests check what a TUI shows.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from culm.model.base import ToolSpec
 from culm.testing.model_server import ModelServer, open_model_server
-from culm.testing.script import Reply, Rule, Script
+from culm.testing.script import Reply, ReplyRule, Script
 from culm.tools.base import CallPlan, CallRequest, CallResult, free_plan
 from culm.wire.runs import CrashPolicy
 from tests.crush_client.client import Tui, open_tui
@@ -19,19 +19,19 @@ from tests.crush_client.events import Sleep, parse_line
 from tests.crush_client.screen import Event
 from tests.crush_client.servers import open_flow, project, startup_for
 from tests.crush_client.startup import Project, Startup
-from tests.crush_client.strict import surprises
+from tests.crush_client.strict import anomalies
 from tests.crush_client.types import part_type
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import until
 from tests.support import WAIT_S, model_config
 
-TITLE = b"Write a title"  # In every request for one, and in no other.
-GREETING = Reply(text="Greeting", hold_after=0)  # Not before a test lets it, or never.
+TITLE = b"Write a title"  # In every request for a title, and in no other.
+GREETING = Reply(text="Greeting", hold_after=0)  # Held until a test releases it.
 
 
 @dataclass(eq=False)
 class Gate:
-    """A tool that answers once it is let, or is cancelled."""
+    """A tool that returns when a test opens it, or when it is canceled."""
 
     name: str = "wait"
     parallel: bool = False
@@ -54,12 +54,12 @@ class Gate:
 
 @dataclass
 class Agent:
-    """Made by `open_agent`."""
+    """A server with an agent. Created by `open_agent`."""
 
     flow: FlowServer
     model: ModelServer
     gate: Gate
-    _questions: int = 0
+    _requests_awaited: int = 0
 
     @property
     def project(self) -> Project:
@@ -69,18 +69,18 @@ class Agent:
     def startup(self) -> Startup:
         return startup_for(self.flow.url, self.flow.folder)
 
-    async def question(self) -> int:
-        """Wait for the model's next question that is not for a title; returns its number."""
-        self._questions += 1
-        wanted = self._questions
-        await until(lambda: len(self._asked(titles=False)) >= wanted)
-        return self._asked(titles=False)[wanted - 1]
+    async def model_request(self) -> int:
+        """Wait for the next model request that is not for a title; returns its number."""
+        self._requests_awaited += 1
+        number = self._requests_awaited
+        await until(lambda: len(self._request_numbers(titles=False)) >= number)
+        return self._request_numbers(titles=False)[number - 1]
 
-    async def title(self) -> int:
-        await until(lambda: bool(self._asked(titles=True)))
-        return self._asked(titles=True)[0]
+    async def title_request(self) -> int:
+        await until(lambda: bool(self._request_numbers(titles=True)))
+        return self._request_numbers(titles=True)[0]
 
-    def _asked(self, *, titles: bool) -> list[int]:
+    def _request_numbers(self, *, titles: bool) -> list[int]:
         return [seen.n for seen in self.model.requests if (TITLE in seen.raw) is titles]
 
 
@@ -90,14 +90,14 @@ async def open_agent(
     kind: str,
     *replies: Reply,
     title: Reply = GREETING,
-    rules: Iterable[Rule] = (),
+    rules: Iterable[ReplyRule] = (),
     host: str = "",
     has_real_tools: bool = False,
 ) -> AsyncGenerator[Agent]:
-    """The model gives these replies in order, and nothing after them."""
+    """Serve an agent whose model gives these replies in order, and no more."""
     gate = Gate()
     tools = None if has_real_tools else {gate.name: gate}
-    script = Script([*replies], [Rule(TITLE.decode(), title), *rules])
+    script = Script([*replies], [ReplyRule(TITLE.decode(), title), *rules])
     async with (
         asyncio.timeout(WAIT_S),
         open_model_server(script) as model,
@@ -110,7 +110,7 @@ async def open_agent(
 async def open_attached(
     agent: Agent, *, session: str = "", continue_last: bool = False, sleep: Sleep = asyncio.sleep
 ) -> AsyncGenerator[Tui]:
-    """A TUI whose stream is open."""
+    """Open a TUI with a connected stream."""
     async with open_tui(
         agent.project, agent.startup, session=session, continue_last=continue_last, sleep=sleep
     ) as tui:
@@ -118,15 +118,15 @@ async def open_attached(
         yield tui
 
 
-# --- what it was told
+# --- received events
 
 
 def events_of(tui: Tui) -> list[Event]:
     return [event for line in tui.events.lines if (event := parse_line(line)) is not None]
 
 
-def words_of(event: Event) -> str:
-    """An event in a few words: what it is, what happened to it, and how it ends."""
+def summary_of(event: Event) -> str:
+    """A short description of an event: its type, operation and finish reason."""
     payload = event.payload
     match event.type:
         case "message":
@@ -141,24 +141,24 @@ def words_of(event: Event) -> str:
             return f"{event.type} {event.op}"
 
 
-def told(tui: Tui) -> list[str]:
-    return [words_of(event) for event in events_of(tui)]
+def event_summaries(tui: Tui) -> list[str]:
+    return [summary_of(event) for event in events_of(tui)]
 
 
-def said(tui: Tui) -> list[tuple[str, str, str]]:
-    """The conversation as it is on the screen: role, text, how it ended."""
+def conversation(tui: Tui) -> list[tuple[str, str, str]]:
+    """The conversation on the screen: role, text and finish reason of each message."""
     return [(item.role, item.text, item.finish) for item in tui.screen.items.values()]
 
 
 def finishes(tui: Tui) -> list[str]:
-    """How each message on the screen has ended; empty for one that is open."""
+    """The finish reason of each message on the screen; empty for an open one."""
     return [item.finish for item in tui.screen.items.values()]
 
 
-async def until_over(tui: Tui, *, finish: str = "end_turn") -> None:
-    """Wait until the last answer has ended so; from then on nobody is busy.
+async def until_turn_ended(tui: Tui, *, finish: str = "end_turn") -> None:
+    """Wait until the last answer has this finish reason; then the agent is idle.
 
-    After a cancel nothing else says so: the client asks again with its next tick.
+    After a cancel no other event says so: the client polls again with its next tick.
     """
 
     await tui.until(lambda: finishes(tui)[-1:] == [finish])
@@ -166,8 +166,8 @@ async def until_over(tui: Tui, *, finish: str = "end_turn") -> None:
     assert not tui.screen.is_busy
 
 
-def assert_flawless(*tuis: Tui) -> None:
-    """Every event was one the client knows, and no call of it failed."""
+def assert_no_errors(*tuis: Tui) -> None:
+    """Check that the client knows every event and that none of its calls failed."""
     for tui in tuis:
-        assert [(odd, line) for line in tui.events.lines if (odd := surprises(line))] == []
+        assert [(found, line) for line in tui.events.lines if (found := anomalies(line))] == []
         assert (tui.calls.log, tui.screen.toasts) == ([], [])

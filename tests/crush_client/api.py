@@ -1,6 +1,6 @@
-"""The client's calls, one per route: what is sent, what counts as success, what an error says.
+"""The client's calls, one per route: requests, success statuses and error texts.
 
-Owns crush-wire §14.1. Who calls what and when is `client.py` and `run.py`.
+Owns crush-wire §14.1. The order of the calls is in `client.py` and `run.py`.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from tests.crush_client.types import ERROR, ROUTE_ANSWERS
 # These read {"message"} of an error and show it; all others show the number alone.
 MESSAGE_ROUTES = frozenset({5, 7, 9, 10, 12, 35, 36, 66})
 EMPTY_BODY_ROUTES = frozenset({20, 21, 22})  # No bytes at all mean no messages.
-PATH_SAFE = "/$&+,:;=@~"  # What url.URL leaves in a path.
+PATH_SAFE = "/$&+,:;=@~"  # Characters that url.URL does not escape in a path.
 STREAM_HEADERS = {
     "Accept": "text/event-stream",
     "Cache-Control": "no-cache",
@@ -33,7 +33,7 @@ class StatusError(CallError):
 
 
 class NoAnswer(CallError):
-    """The transport failed, or what came could not be decoded."""
+    """The transport failed, or the response could not be decoded."""
 
 
 class Api:
@@ -72,7 +72,7 @@ class Api:
     async def get(
         self, number: int, *, query: Mapping[str, str] | None = None, **ids: str
     ) -> Record:
-        """As `call`, for an answer that is a struct."""
+        """Call a route whose response is a struct; see `call`."""
         return record(await self.call(number, None, query=query, **ids))
 
     async def subscribe(self) -> Body:
@@ -110,7 +110,7 @@ class Api:
             target += f"?{urlencode(sorted(query.items()))}"
         if body is None:
             return Request(method, target, None, headers or {})
-        # Go labels a body that nobody labelled; only /v1/control is sent so.
+        # Go sets a Content-Type if the client does not, as for /v1/control only.
         kind = "text/plain" if number == 4 else "application/json"
         return Request(method, target, encode(body), {**(headers or {}), "Content-Type": kind})
 
@@ -135,7 +135,7 @@ def _decoded(number: int, answer: Answer) -> object:
 
 
 async def probe(transport: Transport, number: int) -> Decoded:
-    """A GET whose status is not looked at (§2.6); raises `CallError`."""
+    """Send a GET whose status is ignored (§2.6); raises `CallError`."""
     method, path, kind = ROUTE_ANSWERS[number]
     assert kind is not None, "it is decoded"
     try:

@@ -1,7 +1,7 @@
-"""A client's calls on its workspace where a failure is not fatal: logged, or shown, or a default.
+"""A client's calls on its workspace whose failure is not fatal: logged, shown, or a default.
 
-Owns the snapshot of the workspace and the list of what went wrong unseen. Which call comes when
-is `client.py`, `polling.py` and `sessions.py`.
+Owns the snapshot of the workspace and the log of failures that are not shown. The order of calls
+is in `client.py`, `polling.py` and `sessions.py`.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ class Calls:
         self.api = api
         self.screen = screen
         self.log: list[str] = []
-        # What the UI loop does it does alone: no event is applied while it waits for an answer.
+        # The UI loop is sequential: no event is applied while it waits for a response.
         self.ui = asyncio.Lock()
         self.workspace: Record | None = None  # The snapshot to register again from.
 
@@ -50,11 +50,13 @@ class Calls:
             return default
 
     async def flag(self, number: int, name: str, **ids: str) -> bool:
-        """A field of the answer; a failure is logged and false."""
+        """Call a route and return a field of the response; a failure is logged and false."""
         return flag_of(await self.attempt(number, None, None, query=None, **ids), name)
 
-    async def shown(self, number: int, body: Mapping[str, object] | None, **ids: str) -> bool:
-        """Whether it worked; a failure is a toast."""
+    async def call_or_toast(
+        self, number: int, body: Mapping[str, object] | None, **ids: str
+    ) -> bool:
+        """Call a route and return True if it worked; a failure is a toast."""
         try:
             await self.api.call(number, body, query=None, **ids)
         except CallError as exc:
@@ -63,7 +65,7 @@ class Calls:
         return True
 
     async def select(self, session_id: str) -> None:
-        """Say which session is open; logged at debug if it fails."""
+        """Send which session is open; a failure is logged at debug level."""
         try:
             await self.api.select(session_id)
         except CallError as exc:

@@ -1,7 +1,7 @@
-"""The Crush TUI without its terminal: which calls it makes, in which order, and what it shows.
+"""The Crush TUI without its terminal: its calls, their order, and its screen.
 
-Owns one attached client from start-up to quit: the traces of crush-wire §13.1–13.5. What it
-polls is `polling.py`, its sessions `sessions.py`, the screen `screen.py`, the stream `events.py`.
+Owns one attached client from start-up to quit: the traces of crush-wire §13.1–13.5. Polling is in
+`polling.py`, sessions in `sessions.py`, the screen in `screen.py`, the stream in `events.py`.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _REFRESHES: dict[Reaction, int] = {
 
 
 class Tui:
-    """Made by `open_tui`."""
+    """One attached client. Created by `open_tui`."""
 
     def __init__(self, api: Api, project: Project, startup: Startup, sleep: Sleep) -> None:
         self.api = api
@@ -57,7 +57,7 @@ class Tui:
         return bool(self._tasks)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something on the screen makes `condition` true."""
+        """Wait until a change of the screen makes `condition` true."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()
@@ -65,7 +65,7 @@ class Tui:
     # --- attach (§13.1)
 
     async def start(self, session: str) -> None:
-        """Steps 1 to 5, which the person waits for; raises what ends the program."""
+        """Do steps 1 to 5, which block the UI; raises the errors that end the program."""
         await self._startup.ensure()
         self.calls.adopt(await create_workspace(self.api, self._project, self._startup))
         await self.calls.init_agent()
@@ -78,7 +78,7 @@ class Tui:
             self.needs_init = await self.calls.flag(54, "needs_init")
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
-        """Step 6: the stream, its consumer, and whoever makes the calls it leads to."""
+        """Do step 6: start the stream, its consumer, and the task for the resulting calls."""
         self._tasks = [
             tasks.create_task(self.events.run(), name="events"),
             tasks.create_task(self._consume(), name="consume"),
@@ -86,7 +86,7 @@ class Tui:
         ]
 
     async def fill_screen(self) -> None:
-        """Step 7: side by side, every failure only logged."""
+        """Do step 7: concurrent calls whose failures are only logged."""
         polling = self.polling
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._load_skills(), name="skills")
@@ -97,7 +97,7 @@ class Tui:
             await self.sessions.load(self.screen.session_id)
 
     async def continue_last(self) -> None:
-        """Step 8, `--continue`."""
+        """Do step 8, `--continue`."""
         if found := records(await self.calls.attempt(14, [])):
             await self.sessions.load(found[0].text("id"))
 
@@ -108,7 +108,7 @@ class Tui:
     # --- prompts (§13.2) and cancelling (§13.4)
 
     async def send_prompt(self, text: str, mentions: Iterable[str] = ()) -> bool:
-        """Whether the prompt left for the server; otherwise a toast says why not."""
+        """Send a prompt; returns False with a toast if it could not be sent."""
         try:
             info = await self.api.get(35)
         except CallError as exc:
@@ -128,7 +128,7 @@ class Tui:
         return True
 
     async def post_prompt(self, session_id: str, text: str) -> None:
-        """Step d on its own; a failure is a toast."""
+        """Do step d alone; a failure is a toast."""
         try:
             await self.api.call(36, {"session_id": session_id, "prompt": text})
         except CallError as exc:
@@ -141,20 +141,20 @@ class Tui:
             await self.calls.attempt(28, None, {"path": path})
 
     async def escape(self) -> None:
-        """Esc while prompts are queued."""
+        """Press Esc while prompts are queued."""
         await self.calls.attempt(43, sid=self.screen.session_id)
 
     async def cancel(self) -> None:
-        """Esc, Esc."""
+        """Press Esc twice."""
         await self.calls.attempt(40, sid=self.screen.session_id)
         await self.polling.after_change()
 
     async def summarize(self) -> bool:
-        """Whether it worked; returns when it is over, and a failure is a toast."""
-        return await self.calls.shown(44, None, sid=self.screen.session_id)
+        """Summarize the session and wait for it; a failure is False and a toast."""
+        return await self.calls.call_or_toast(44, None, sid=self.screen.session_id)
 
     async def shell(self, command: str) -> tuple[str, int]:
-        """`!command`: returns when it is over; to cancel this closes the request, and ends it."""
+        """Run `!command` and wait for it; a cancel closes the request and ends the command."""
         body = {"session_id": "", "command": command, "term_width": TERM_WIDTH}
         found = record(await self.api.call(45, body, sid=self.screen.session_id))
         return found.text("output"), found.integer("exit_code")
@@ -162,7 +162,7 @@ class Tui:
     # --- dialogs (§13.3, §10)
 
     async def answer_permission(self, action: str) -> bool:
-        """Whether this answer was the first; an error is ignored, as the TUI does."""
+        """Answer the open dialog; returns True if this answer was the first. Errors are ignored."""
         assert self.screen.permission is not None, "a dialog is open"
         body: dict[str, object] = {"permission": to_json(self.screen.permission), "action": action}
         self.screen.permission = None
@@ -178,7 +178,7 @@ class Tui:
     async def set_skip(self, *, skip: bool) -> None:
         await self.calls.attempt(31, None, {"skip": skip})
 
-    # --- the stream's home (§14.2)
+    # --- owner of the stream (§14.2)
 
     async def subscribe(self) -> Body:
         return await self.api.subscribe()
@@ -187,7 +187,7 @@ class Tui:
         await self.api.transport.drop(body)
 
     async def recreate(self) -> None:
-        """Register again with what the last answer said, not with what was asked for."""
+        """Register again from the last response, not from the original request."""
         known = self.calls.workspace
         assert known is not None, "attached"
         again = Project(
@@ -256,7 +256,7 @@ class Tui:
     # --- quit (§13.5)
 
     async def quit(self) -> None:
-        """Close the stream, then retire; an old server is told to release instead."""
+        """Close the stream, then retire; an old server gets a release instead."""
         await self._stop()
         try:
             await self.api.call(5)
@@ -267,7 +267,7 @@ class Tui:
         await self.api.transport.aclose()
 
     async def vanish(self) -> None:
-        """End as by `kill -9`: connections close, nothing is said."""
+        """End as with `kill -9`: connections close without a request."""
         await self._stop()
         await self.api.transport.aclose()
 
@@ -289,7 +289,7 @@ async def open_tui(
     session: str = "",
     continue_last: bool = False,
 ) -> AsyncGenerator[Tui]:
-    """Attach a TUI; when the block ends it has quit, unless it did already."""
+    """Attach a TUI; it quits when the block ends, unless it already has."""
     api = Api(Transport(parse_host(startup.host)), client_id or new_id())
     tui = Tui(api, project, startup, sleep)
     try:

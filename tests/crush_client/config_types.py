@@ -22,7 +22,7 @@ TEXTS, TEXT_MAP, ANY_MAP = Slice(STR), Map(STR), Map(ANY)
 
 
 class Panic(Exception):
-    """The client dereferenced nil: the terminal shows a Go stack trace and the TUI is gone."""
+    """The client dereferenced nil: the terminal shows a Go stack trace and the TUI exits."""
 
 
 OAUTH_CLIENT = Struct(
@@ -114,7 +114,7 @@ CONFIG = Struct(
 
 
 def check_config(config: Record | None) -> Record:
-    """Touch what the client touches without looking; raises `Panic` where that is nil."""
+    """Dereference what the client dereferences without a check; raises `Panic` for nil."""
     if config is None:
         raise Panic("config is nil")
     options = config.find_record("options")
@@ -128,6 +128,6 @@ def check_config(config: Record | None) -> Record:
 
 
 def is_configured(config: Record) -> bool:
-    """Whether some provider is not disabled; else the TUI shows onboarding."""
+    """Return True if a provider is enabled; otherwise the TUI shows onboarding."""
     found = config.mapping("providers").values()
     return any(not record(provider).flag("disable") for provider in found)

@@ -1,4 +1,4 @@
-"""Every flow of the simulated client holds over both kinds of socket."""
+"""Fixtures for the simulated client; its flows run over both kinds of socket."""
 
 import tempfile
 from collections.abc import AsyncGenerator, Generator
@@ -21,13 +21,13 @@ async def flow(tmp_path: Path, kind: str) -> AsyncGenerator[FlowServer]:
 
 @pytest.fixture
 async def bare(tmp_path: Path, kind: str) -> AsyncGenerator[FlowServer]:
-    """A server that has not even the embedded model: no client of it is configured."""
+    """A server without any model, not even the offline one: its clients are not configured."""
     async with open_flow(tmp_path, kind, config=NO_MODEL) as server:
         yield server
 
 
 @pytest.fixture
 def folder() -> Generator[Path]:
-    """For everything a server process writes, with a path short enough for a socket."""
+    """A folder for the files of a server process, with a path short enough for a socket."""
     with tempfile.TemporaryDirectory(prefix="culm-") as name:
         yield Path(name).resolve()

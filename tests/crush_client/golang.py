@@ -1,10 +1,10 @@
 """Go's encoding/json (v1) decoding into typed values: fails where Go fails, fills what Go fills.
 
-Owns the rules of assignment. The types of the Crush wire are `types.py`; they are declared
-there a second time on purpose, so that the server's own types do not vouch for themselves.
+Owns the rules of assignment. The types of the Crush wire are in `types.py`; they are declared
+there a second time on purpose, so that the server's own types are checked independently.
 
-A mismatch does not stop Go: it goes on and returns the first error with a partly filled value.
-An error of a type's own UnmarshalJSON (a time, a message) does stop it, where it is.
+A mismatch does not stop Go: it continues and returns the first error with a partly filled value.
+An error of a type's own UnmarshalJSON (a time, a message) stops it immediately.
 """
 
 import base64
@@ -40,7 +40,7 @@ _FOLDED = str.maketrans({"\u017f": "S", "\u212a": "K"})
 
 @dataclass(slots=True)
 class Faults:
-    """The first error of one decode, and whether it ended the decode on the spot."""
+    """The first error of one decode, and a flag that it ended the decode."""
 
     error: DecodeError | None = None
     aborted: bool = False
@@ -59,7 +59,7 @@ class GoType(Protocol):
     def zero(self) -> object: ...
 
     def load(self, node: Node, old: object, faults: Faults) -> object:
-        """Assign `node` to a variable that holds `old`; returns what it holds then."""
+        """Assign `node` to a variable that holds `old`; returns its new value."""
         ...
 
 
@@ -87,7 +87,7 @@ def decode(data: bytes, kind: GoType) -> Decoded:
 def _decode(parse: Callable[[bytes], Node], data: bytes, kind: GoType) -> Decoded:
     try:
         node = parse(data)
-    except DecodeError as exc:  # Go looks at the whole text before it fills anything.
+    except DecodeError as exc:  # Go checks the whole text before it fills anything.
         return Decoded(kind.zero(), exc)
     return fill(node, kind)
 
@@ -237,7 +237,7 @@ def is_rfc3339(text: str) -> bool:
         and 1 <= day <= _DAYS[month - 1] + leap
         and hour < 24
         and max(minute, second) < 60
-        and zone[0] <= 24  # As Go compares them.
+        and zone[0] <= 24  # Go's own bounds.
         and zone[1] <= 60
     )
 
@@ -250,11 +250,11 @@ class Raw:
         return None
 
     def load(self, node: Node, old: object, faults: Faults) -> object:
-        return Kept(node)
+        return RawValue(node)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RawValue:
     node: Node
 
 
@@ -279,7 +279,7 @@ class Any:
                 return node
 
 
-# --- what holds others
+# --- containers
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ class Slice:
 @dataclass(frozen=True, slots=True)
 class Map:
     item: GoType
-    check_key: Callable[[str], bool] | None = None  # Of keys with an UnmarshalText of their own.
+    check_key: Callable[[str], bool] | None = None  # For keys with their own UnmarshalText.
 
     def zero(self) -> object:
         return None
@@ -378,7 +378,7 @@ class Struct:
 
 
 def fold(name: str) -> str:
-    """As Go compares keys; `ß` stays itself, so this is not `str.upper`."""
+    """Fold a key as Go does; `ß` is unchanged, so this is not `str.upper`."""
     return "".join(c.upper() if c.isascii() else c for c in name.translate(_FOLDED))
 
 
@@ -422,14 +422,14 @@ class Record:
 
 
 def record(value: object) -> Record:
-    assert isinstance(value, Record), f"{value!r} is no struct"
+    assert isinstance(value, Record), f"{value!r} is not a struct"
     return value
 
 
 def items(value: object) -> list[object]:
     """A slice, nil as empty."""
-    assert value is None or isinstance(value, list), f"{value!r} is no slice"
-    return cast("list[object]", value or [])  # Whatever is in it is an object.
+    assert value is None or isinstance(value, list), f"{value!r} is not a slice"
+    return cast("list[object]", value or [])  # Every item is an object.
 
 
 def records(value: object) -> list[Record]:
@@ -442,12 +442,12 @@ def texts(value: object) -> list[str]:
 
 def mapping(value: object) -> dict[str, object]:
     """A map, nil as empty."""
-    assert value is None or isinstance(value, dict), f"{value!r} is no map"
+    assert value is None or isinstance(value, dict), f"{value!r} is not a map"
     return cast("dict[str, object]", value or {})  # Its keys are strings by construction.
 
 
 def to_json(value: object) -> object:
-    """What json.Marshal makes of a decoded value, as plain values for `encode`."""
+    """Convert a decoded value as json.Marshal does, to plain values for `encode`."""
     whole: object = value  # A narrowed list or dict has items of unknown type.
     match value:
         case Record():

@@ -1,4 +1,4 @@
-"""Lines of an event stream as the specification shows them (crush-wire §7, 9.2, 10, 13.2)."""
+"""Event-stream lines from the specification (crush-wire §7, 9.2, 10, 13.2)."""
 
 import json
 

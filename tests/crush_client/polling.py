@@ -1,4 +1,4 @@
-"""What a TUI asks again and again, and how often at most (crush-wire §13.6)."""
+"""Polling of a TUI and its intervals (crush-wire §13.6)."""
 
 from tests.crush_client.calls import Calls
 from tests.crush_client.golang import mapping, texts
@@ -13,7 +13,7 @@ class Polling:
         self._last_s: dict[str, float] = {}
 
     async def agent(self) -> None:
-        """One probe round: the agent up to three times, then the skip flag."""
+        """Poll once: the agent up to three times, then the skip flag."""
         calls, screen = self._calls, self._screen
         screen.is_ready = await calls.flag(35, "is_ready")
         screen.is_busy = screen.is_ready and await calls.flag(35, "is_busy")
@@ -36,12 +36,12 @@ class Polling:
         await self._calls.attempt(64, [])
 
     async def after_change(self) -> None:
-        """What follows a prompt, a cancel, a load."""
+        """Poll after a prompt, a cancel or a load."""
         await self.agent()
         await self.queue()
 
     async def tick(self, now_s: float) -> None:
-        """Something passed through the UI loop: ask for what is due."""
+        """Poll what is due, after any message in the UI loop."""
         for call, every_s in (
             (self.agent, ROUND_EVERY_S),
             (self.queue, QUEUE_EVERY_S),

@@ -1,6 +1,6 @@
-"""`crush run`: one prompt without a terminal, watched to its `run_complete` (crush-wire §13.8).
+"""`crush run`: one prompt without a terminal, followed to its `run_complete` (crush-wire §13.8).
 
-Owns the whole life of that process, the retiring at its end included. It never reconnects.
+Owns the whole life of that process, including the retire at its end. It never reconnects.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ TITLE = "non-interactive"
 
 
 class RunHung(Exception):
-    """The stream broke in another way than by EOF: the real client waits for ever."""
+    """The stream failed other than by EOF: the real client waits forever."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """What the process printed, and what it ended with; `error` empty is status 0."""
+class RunResult:
+    """The output and the error of the process; an empty `error` means status 0."""
 
     output: str = ""
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """The command line, beside the prompt."""
+class RunOptions:
+    """The command-line options besides the prompt."""
 
     session: str = ""
     continue_last: bool = False
@@ -48,17 +48,17 @@ class Wishes:
         return self.model is not None or self.small_model is not None
 
 
-def on_run_event(event: Event, run_id: str, session_id: str) -> Ended | None:
-    """How an event ends the run with this id; None if it does not."""
+def on_run_event(event: Event, run_id: str, session_id: str) -> RunResult | None:
+    """The result if the event ends the run with this id; otherwise None."""
     payload = event.payload
     if event.type == "run_complete" and payload.text("run_id") == run_id:
         if payload.text("error") and not payload.flag("cancelled"):
-            return Ended(error=f"agent run failed: {payload.text('error')}")
-        return Ended(payload.text("text") if payload.text("message_id") else "")
+            return RunResult(error=f"agent run failed: {payload.text('error')}")
+        return RunResult(payload.text("text") if payload.text("message_id") else "")
     if event.type == "agent_event" and payload.text("error"):
         given = payload.text("run_id")
         if given == run_id or (not given and payload.text("session_id") == session_id):
-            return Ended(error=f"agent error: {payload.text('error')}")
+            return RunResult(error=f"agent error: {payload.text('error')}")
     return None
 
 
@@ -67,20 +67,23 @@ async def crush_run(
     project: Project,
     startup: Startup,
     *,
-    wishes: Wishes | None = None,
+    options: RunOptions | None = None,
     sleep: Sleep = asyncio.sleep,
     client_id: str = "",
     sent: list[str] | None = None,
-) -> Ended:
-    """The whole command; raises `RunHung` where the real one never ends. `sent` as of a TUI."""
+) -> RunResult:
+    """Run the whole command; raises `RunHung` where the real one never ends.
+
+    `sent` receives the requests, in the format of `Api.sent`.
+    """
     api = Api(Transport(parse_host(startup.host)), client_id or new_id())
     try:
         await startup.ensure()
         workspace = await create_workspace(api, project, startup)
         try:
-            return await _run(api, workspace, prompt, wishes or Wishes(), sleep)
+            return await _run(api, workspace, prompt, options or RunOptions(), sleep)
         except CallError as exc:
-            return Ended(error=str(exc))
+            return RunResult(error=str(exc))
         finally:
             await retire(api)
     finally:
@@ -89,27 +92,29 @@ async def crush_run(
             sent += api.sent
 
 
-async def _run(api: Api, workspace: Record, prompt: str, wishes: Wishes, sleep: Sleep) -> Ended:
+async def _run(
+    api: Api, workspace: Record, prompt: str, options: RunOptions, sleep: Sleep
+) -> RunResult:
     if not is_configured(check_config(workspace.find_record("config"))):
-        return Ended(error=NO_PROVIDERS)
+        return RunResult(error=NO_PROVIDERS)
     await api.call(37, {"interactive": False})
-    session_id = (await resolve_session(api, wishes.session)).text("id") if wishes.session else ""
-    if wishes.sets_models:
-        await _set_models(api, wishes)
+    session_id = (await resolve_session(api, options.session)).text("id") if options.session else ""
+    if options.sets_models:
+        await _set_models(api, options)
     await wait_ready(api, sleep)
     await _tolerate(api.call(38))
-    session = await _session(api, session_id, wishes)
+    session = await _session(api, session_id, options)
     return await prompt_and_watch(api, session.text("id"), prompt)
 
 
-async def _set_models(api: Api, wishes: Wishes) -> None:
+async def _set_models(api: Api, options: RunOptions) -> None:
     await api.call(11)
-    small = wishes.small_model
-    for kind, wanted in (("large", wishes.model), ("small", small)):
+    small = options.small_model
+    for kind, wanted in (("large", options.model), ("small", small)):
         if wanted is not None:
             await _select_model(api, kind, {"model": wanted[1], "provider": wanted[0]})
-    if wishes.model is not None and small is None:
-        found = await api.get(46, query={"provider_id": wishes.model[0]})
+    if options.model is not None and small is None:
+        found = await api.get(46, query={"provider_id": options.model[0]})
         await _select_model(api, "small", mapping(to_json(found)))
     await api.call(38)
 
@@ -119,7 +124,7 @@ async def _select_model(api: Api, kind: str, model: object) -> None:
 
 
 async def wait_ready(api: Api, sleep: Sleep) -> None:
-    """Until the agent says so; raises `CallError` after 30 s."""
+    """Poll until the agent is ready; raises `CallError` after 30 s."""
     for _ in range(READY_TRIES):
         info = await _tolerate(api.call(35))
         if info is not None and record(info).flag("is_ready"):
@@ -128,22 +133,22 @@ async def wait_ready(api: Api, sleep: Sleep) -> None:
     raise CallError("timed out waiting for the agent")
 
 
-async def _session(api: Api, session_id: str, wishes: Wishes) -> Record:
+async def _session(api: Api, session_id: str, options: RunOptions) -> Record:
     if session_id:
         session = await api.get(16, sid=session_id)
         if session.text("parent_session_id"):
             raise CallError("cannot continue a child session")
-    elif wishes.continue_last and (found := records(await api.call(14))):
+    elif options.continue_last and (found := records(await api.call(14))):
         session = found[0]
     else:
         return await create_session(api, TITLE)
-    if not wishes.sets_models:
+    if not options.sets_models:
         await api.call(20, sid=session.text("id"))
     return session
 
 
-async def prompt_and_watch(api: Api, session_id: str, prompt: str) -> Ended:
-    """Steps 10 to 12; raises `CallError`, `RunHung`."""
+async def prompt_and_watch(api: Api, session_id: str, prompt: str) -> RunResult:
+    """Do steps 10 to 12; raises `CallError`, `RunHung`."""
     run_id = new_id()
     body = await api.subscribe()
     try:
@@ -153,7 +158,7 @@ async def prompt_and_watch(api: Api, session_id: str, prompt: str) -> Ended:
         await api.transport.drop(body)
 
 
-async def watch(body: Body, run_id: str, session_id: str) -> Ended:
+async def watch(body: Body, run_id: str, session_id: str) -> RunResult:
     try:
         async with aclosing(read_lines(body)) as lines:
             async for line in lines:
@@ -162,11 +167,11 @@ async def watch(body: Body, run_id: str, session_id: str) -> Ended:
                     return ended
     except TransportError as exc:
         raise RunHung(str(exc)) from exc
-    return Ended()  # EOF: status 0, and nothing was printed.
+    return RunResult()  # EOF: status 0 without output.
 
 
 async def retire(api: Api) -> None:
-    """Step 13: on any error, not only on 404, the older way."""
+    """Do step 13: retire, or release on any error, not only on 404."""
     try:
         await api.call(5)
     except CallError:

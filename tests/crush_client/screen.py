@@ -1,6 +1,6 @@
-"""What the TUI shows, as far as the wire decides it: the reactions of crush-wire §7.11.
+"""The TUI's screen, as far as the wire determines it: the reactions of crush-wire §7.11.
 
-Pure: an event in, the new screen and the calls it wants out. Who makes the calls is `client.py`.
+Pure: an event in, the new screen and the requested calls out. `client.py` makes the calls.
 """
 
 from dataclasses import dataclass, field
@@ -41,8 +41,8 @@ class Item:
     message_id: str
     role: str
     text: str = ""
-    finish: str = ""  # The reason; empty while it is open.
-    banner: tuple[str, str] = ("", "")  # Title and details of what went wrong.
+    finish: str = ""  # The finish reason; empty while open.
+    banner: tuple[str, str] = ("", "")  # Title and details of the error.
     is_summary: bool = False
 
 
@@ -70,16 +70,16 @@ class Screen:
     permission: Record | None = None  # The open dialog.
     questions: Record | None = None  # The open form.
     files: list[str] = field(default_factory=list[str])
-    # By path: what was in a file before the session changed it, and what is in it now.
+    # By path: the content of a file before the session changed it, and now.
     changes: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     is_ready: bool = False
     is_busy: bool = False
     queue: list[str] = field(default_factory=list[str])
     skip: bool = False
     skills: list[str] = field(default_factory=list[str])
-    mcp_name: str = ""  # Of the server that the last `mcp_event` was about.
+    mcp_name: str = ""  # The server of the last `mcp_event`.
     update: str = ""
-    toasts: list[str] = field(default_factory=list[str])  # Errors shown to the person.
+    toasts: list[str] = field(default_factory=list[str])  # Errors shown to the user.
 
     def open_session(self, session: Record) -> None:
         if session.text("id") != self.session_id:
@@ -95,7 +95,7 @@ class Screen:
         self.changes.clear()
 
     def show_messages(self, messages: list[Record]) -> None:
-        """Replace what is shown by the list of a load."""
+        """Replace all messages by those of a load."""
         self.items.clear()
         self.calls.clear()
         for message in messages:
@@ -111,13 +111,13 @@ class Screen:
             case "file":
                 return ["history"] if self.session_id else []
             case "permission_request":
-                self.permission = payload  # Whatever session it belongs to.
+                self.permission = payload  # Of any session.
             case "permission_notification":
                 self._on_permission(payload)
             case "question_batch_request":
                 self.questions = payload
             case "question_batch_notification":
-                self.questions = None  # Whatever its id.
+                self.questions = None  # With any id.
             case "agent_event":
                 if payload.text("type") in ("agent_finished", "error"):
                     return POLLS
@@ -153,7 +153,7 @@ class Screen:
         if op == "deleted":
             self.items.pop(message_id, None)
         elif message.text("role") == "assistant":
-            # One never announced has no item for its text; its calls are shown all the same.
+            # A message never announced has no item for its text; its calls are still shown.
             if message_id in self.items:
                 self.items[message_id] = _item(message)
             self._add_calls(message)
@@ -197,7 +197,7 @@ class Screen:
             call = self.calls.setdefault(part.text("id"), Call(part.text("id"), part.text("name")))
             call.input, call.finished = part.text("input"), part.flag("finished")
             if call.finished:
-                parse_whole(call.input.encode())  # The TUI renders it: raises if it is no JSON.
+                parse_whole(call.input.encode())  # The TUI renders it: raises if it is not JSON.
 
     def _show_result(self, part: Record) -> None:
         call_id = part.text("tool_call_id")
@@ -226,7 +226,7 @@ def _is_shell(message: Record) -> bool:
 
 
 def changes_in(history: list[Record]) -> dict[str, tuple[str, str]]:
-    """Of each file its lowest version and its highest, which the sidebar compares."""
+    """The lowest and the highest version of each file, which the sidebar compares."""
     versions: dict[str, list[Record]] = {}
     for file in history:
         versions.setdefault(file.text("path"), []).append(file)
@@ -238,5 +238,5 @@ def changes_in(history: list[Record]) -> dict[str, tuple[str, str]]:
 
 
 def file_paths(history: list[Record], read: object) -> list[str]:
-    """Paths the session changed or read, once each."""
+    """Paths that the session changed or read, once each."""
     return list(dict.fromkeys([*(file.text("path") for file in history), *texts(read)]))

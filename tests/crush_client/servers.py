@@ -1,6 +1,6 @@
-"""Servers for the simulated client to find: one in this process, or real ones it starts itself.
+"""Servers for the simulated client: one in this process, or real processes that it starts.
 
-Owns what it starts. Authentication is off on TCP, as a Crush client cannot send credentials.
+Owns the servers it starts. Authentication is off on TCP: a Crush client sends no credentials.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from tests.support import WAIT_S, FakeClock, serve_options
 
 
 class Pauses:
-    """Sleeps that take no time; what was asked for is kept, and can be held up."""
+    """A fake sleep that takes no time; it records the durations and can be held."""
 
     def __init__(self) -> None:
-        self.asked: list[float] = []
+        self.requested: list[float] = []
         self._open = asyncio.Event()
         self._open.set()
         self._changed = asyncio.Event()
 
     async def __call__(self, seconds: float) -> None:
-        self.asked.append(seconds)
+        self.requested.append(seconds)
         self._changed.set()
         await asyncio.sleep(0)
         await self._open.wait()
@@ -43,18 +43,18 @@ class Pauses:
         self._open.set()
 
     async def until(self, count: int) -> None:
-        """Wait until so many were asked for."""
-        while len(self.asked) < count:
+        """Wait until `count` sleeps were requested."""
+        while len(self.requested) < count:
             self._changed.clear()
             await self._changed.wait()
 
 
 async def never_spawn() -> None:
-    raise AssertionError("a client wanted to start a server although one is there")
+    raise AssertionError("a client tried to start a server although one is running")
 
 
 def startup_for(url: str, folder: Path) -> Startup:
-    """Of a client that finds its server running."""
+    """The start-up of a client whose server is running."""
     return Startup(url, folder / "cache", never_spawn)
 
 
@@ -72,8 +72,8 @@ async def open_flow(
     config: Mapping[str, object] | None = None,
     tools: Mapping[str, Tool] | None = None,
 ) -> AsyncGenerator[FlowServer]:
-    """As the one of tests/flow, without a token; `host` to come back to an address."""
-    with tempfile.TemporaryDirectory(prefix="culm-") as short:  # A socket's path must be short.
+    """Open a flow server as tests/flow does, without a token; `host` reuses an address."""
+    with tempfile.TemporaryDirectory(prefix="culm-") as short:  # A socket path must be short.
         fresh = f"unix://{short}/s" if kind == "unix" else "tcp://127.0.0.1:0"
         clock, flows = FakeClock(), list[FlowServer]()
         served = serve_options(folder, host or fresh, settings=settings, config=config)
@@ -93,7 +93,7 @@ async def open_flow(
 
 
 class Launcher:
-    """Starts `culm serve` as often as a client asks for it. Made by `open_launcher`."""
+    """Starts `culm serve` whenever a client asks for it. Created by `open_launcher`."""
 
     def __init__(self, folder: Path, url: str, tasks: asyncio.TaskGroup) -> None:
         self.folder = folder
@@ -103,13 +103,13 @@ class Launcher:
         self._over = asyncio.Event()
 
     async def spawn(self) -> None:
-        """Start one and return at once, as the client does."""
-        self._tasks.create_task(self._keep(), name=f"server {len(self.started) + 1}")
+        """Start a server and return immediately, as the client does."""
+        self._tasks.create_task(self._serve(), name=f"server {len(self.started) + 1}")
 
     def startup(self) -> Startup:
         return Startup(self.url, self.folder / "cache", self.spawn)
 
-    async def _keep(self) -> None:
+    async def _serve(self) -> None:
         args = ("--data-dir", str(self.folder / "data"), "--host", self.url, "--no-auth")
         async with open_process(self.folder, *SERVE, *args) as process:
             self.started.append(process)
@@ -121,7 +121,7 @@ class Launcher:
 
 @asynccontextmanager
 async def open_launcher(folder: Path, url: str = "") -> AsyncGenerator[Launcher]:
-    """When the block ends every server it started is gone."""
+    """Open a launcher; when the block ends, every server it started has ended."""
     async with asyncio.TaskGroup() as tasks:
         launcher = Launcher(folder, url or f"unix://{folder}/s", tasks)
         try:
@@ -135,7 +135,7 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def open_script(folder: Path, script: Script) -> AsyncGenerator[str]:
-    """A socket that says what a test wrote down, for what our server never does; its URL."""
+    """Serve a socket with a script, for behavior that our server never shows; yields its URL."""
     writers: list[asyncio.StreamWriter] = []
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -155,7 +155,7 @@ async def open_script(folder: Path, script: Script) -> AsyncGenerator[str]:
 
 
 async def read_request(reader: asyncio.StreamReader) -> bytes:
-    """A request with its body, if its head says that it has one."""
+    """Read a request, with its body if it has one."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"Content-Length: ([0-9]+)", head)
     return head + (await reader.readexactly(int(length[1])) if length else b"")

@@ -13,7 +13,7 @@ NESTING_TOOLS = ("agent", "agentic_fetch")
 
 
 async def resolve_session(api: Api, name: str) -> Record:
-    """By id, else by the beginning of one in the list; raises `CallError`."""
+    """Find a session by id, or by an id prefix in the list; raises `CallError`."""
     try:
         return await api.get(16, sid=name)
     except CallError:
@@ -38,7 +38,7 @@ class Sessions:
         self._screen = calls.screen
 
     async def create(self, title: str = "New Session") -> bool:
-        """Open a new one; a failure is a toast."""
+        """Open a new session; a failure is a toast."""
         try:
             self._screen.open_session(await create_session(self._calls.api, title))
         except CallError as exc:
@@ -47,7 +47,7 @@ class Sessions:
         return True
 
     async def load(self, session_id: str) -> bool:
-        """False if it was abandoned, of which the person sees nothing."""
+        """Load a session; returns False if it was abandoned, which shows no error."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._calls.select(session_id), name="select")
             loading = tasks.create_task(self._load(session_id), name="load")
@@ -95,13 +95,13 @@ class Sessions:
         await self._restore_model(messages)
 
     async def _restore_model(self, messages: list[Record]) -> None:
-        """Select the model of the last answer again, if it is another and there (§11.1)."""
-        said = [m for m in messages if m.text("role") == "assistant"]
-        said = [m for m in said if not m.flag("is_summary_message")]
-        if not said:
+        """Select the model of the last answer again, if it differs and exists (§11.1)."""
+        answers = [m for m in messages if m.text("role") == "assistant"]
+        answers = [m for m in answers if not m.flag("is_summary_message")]
+        if not answers:
             return
         config = self._calls.config
-        wanted = {"model": said[-1].text("model"), "provider": said[-1].text("provider")}
+        wanted = {"model": answers[-1].text("model"), "provider": answers[-1].text("provider")}
         large = config.mapping("models").get("large")
         current = record(large).values if large is not None else {}
         provider = config.mapping("providers").get(wanted["provider"])
@@ -113,14 +113,14 @@ class Sessions:
             await self._calls.attempt(38)
 
     async def begin_new(self) -> None:
-        """ctrl+n: back to the landing screen."""
+        """Press ctrl+n: return to the landing screen."""
         await self._calls.attempt(29)
         await self.load_prompts()
         await self._calls.select("")
         self._screen.close_session()
 
     async def pick(self) -> list[Record]:
-        """What the session picker shows; a failure is a toast."""
+        """The sessions in the session picker; a failure is a toast."""
         try:
             return records(await self._calls.api.call(14))
         except CallError as exc:
@@ -128,15 +128,15 @@ class Sessions:
             return []
 
     async def rename(self, session: Record, title: str) -> bool:
-        """The whole session is sent back, with another title."""
+        """Send the whole session back with another title."""
         session_id = session.text("id")
         body = {**mapping(to_json(session)), "title": title}
-        return not await self._is_busy(session_id) and await self._calls.shown(
+        return not await self._is_busy(session_id) and await self._calls.call_or_toast(
             17, body, sid=session_id
         )
 
     async def delete(self, session_id: str) -> bool:
-        return not await self._is_busy(session_id) and await self._calls.shown(
+        return not await self._is_busy(session_id) and await self._calls.call_or_toast(
             18, None, sid=session_id
         )
 

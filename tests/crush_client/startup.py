@@ -1,7 +1,7 @@
-"""How a Crush client finds a server or starts one: the state machine of crush-wire §2.6.
+"""Finding or starting a server, as a Crush client does: the state machine of crush-wire §2.6.
 
 Owns everything before the first `POST /v1/workspaces`, and the replacement of a server that
-answers it with 503. For TCP there is nothing of it. Starting a process is the caller's action.
+answers it with 503. TCP skips all of it. The caller starts the process.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class NotReady(Exception):
 
 @dataclass
 class Startup:
-    """`trail` has every decision that was taken, in order."""
+    """The start-up state machine; `trail` records every decision in order."""
 
     host: str
     cache: Path
@@ -63,20 +63,20 @@ class Startup:
         if (path := self.path) is None:
             self.trail.append("tcp")
             return
-        if await self._finds_a_live_socket(path) and await self._keeps_what_answers(path):
+        if await self._has_live_socket(path) and await self._keeps_running_server(path):
             await self._wait_ready()
         else:
             await self._spawn()
 
     async def replace(self) -> None:
-        """After a 503: the server is leaving; wait for its socket to go and start another."""
+        """Replace a server that answered 503: wait until its socket is gone and start another."""
         assert self.path is not None, "a TCP client has nothing to start"
         await self._wait_vanished(self.path)
         await self._spawn()
 
-    # --- what is there?
+    # --- finding a server
 
-    async def _finds_a_live_socket(self, path: Path) -> bool:
+    async def _has_live_socket(self, path: Path) -> bool:
         try:
             path.stat()
         except FileNotFoundError:
@@ -89,18 +89,18 @@ class Startup:
         try:
             async with asyncio.timeout(LIVENESS_S):
                 _, writer = await asyncio.open_unix_connection(str(path))
-        except OSError as exc:  # A time-out is one as well, and means that somebody is there.
+        except OSError as exc:  # Includes a timeout, which means that a server is there.
             if exc.errno in (errno.ECONNREFUSED, errno.ENOENT):
                 self.trail.append("stale socket")
                 self._unlink(path)
                 return False
         else:
-            writer.close()  # Without having sent a byte.
+            writer.close()  # Without sending a byte.
             with suppress(OSError):
                 await writer.wait_closed()
         return True
 
-    async def _keeps_what_answers(self, path: Path) -> bool:
+    async def _keeps_running_server(self, path: Path) -> bool:
         async with self._transport() as transport:
             try:
                 info = record((await probe(transport, 2)).value)
@@ -110,7 +110,7 @@ class Startup:
             if self._is_ours(info):
                 self.trail.append("same version")
                 return True
-            if not await self._asks_to_leave(transport):
+            if not await self._request_shutdown(transport):
                 self.trail.append("reuse")
                 return True
         await self._wait_vanished(path)
@@ -119,12 +119,12 @@ class Startup:
     def _is_ours(self, info: Record) -> bool:
         return (info.text("version"), info.text("build_id")) == (self.version, self.build_id)
 
-    async def _asks_to_leave(self, transport: Transport) -> bool:
-        """Whether a server of another version agreed to leave."""
+    async def _request_shutdown(self, transport: Transport) -> bool:
+        """Ask a server of another version to exit; returns True if it agreed."""
         match await self._control(transport, "shutdown_if_idle"):
             case 200:
                 return True
-            case 400:  # An old server: it knows `shutdown` only, and does not look whether it may.
+            case 400:  # An old server: it knows only `shutdown` and does not check if it is idle.
                 try:
                     workspaces = await Api(transport, "").call(6)
                 except CallError:
@@ -134,7 +134,7 @@ class Startup:
                 return False
 
     async def _control(self, transport: Transport, command: str) -> int:
-        """The status, 0 if there was none."""
+        """Send a control command; returns the status, or 0 without a response."""
         body, headers = encode({"command": command}), {"Content-Type": "text/plain"}
         try:
             answer = await transport.exchange(Request("POST", "/v1/control", body, headers))
@@ -148,7 +148,7 @@ class Startup:
             if not path.exists():
                 break
             await self.sleep(VANISH_EVERY_S)
-        self._unlink(path)  # Regardless: whoever still listens there is cut off.
+        self._unlink(path)  # In any case, even if a server still listens there.
 
     def _unlink(self, path: Path) -> None:
         if path.exists() or path.is_symlink():
@@ -156,10 +156,10 @@ class Startup:
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
-    # --- starting one
+    # --- starting a server
 
     async def _spawn(self) -> None:
-        # Held until the new server answers: a second client that waits here finds it then.
+        # Held until the new server answers, so a second client waiting here finds it.
         async with self._start_lock():
             if await self._is_healthy(SPAWN_PROBE_S):
                 self.trail.append("no spawn")
@@ -207,7 +207,7 @@ class Startup:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """What the command line says about the workspace."""
+    """The workspace options of the command line."""
 
     path: str
     yolo: bool = False
@@ -232,12 +232,12 @@ class Project:
 
 
 def new_id() -> str:
-    """A UUIDv4, as every client process mints one for itself."""
+    """A UUIDv4; every client process generates its own."""
     return str(UUID(bytes=os.urandom(16), version=4))
 
 
 async def create_workspace(api: Api, project: Project, startup: Startup) -> Record:
-    """`POST /v1/workspaces`; a server that is leaving is replaced, at most twice."""
+    """Send `POST /v1/workspaces`; a server that is shutting down is replaced, at most twice."""
     body = project.body(api.client_id, startup.version)
     for attempt in range(1, CREATE_TRIES + 1):
         try:

@@ -1,6 +1,6 @@
-"""What a Crush client would stumble over, or never read, in an event that decodes all the same.
+"""Anomalies in events that decode, but that a Crush client would mishandle or never read.
 
-Pure: a line of the stream in, sentences out. What does not decode at all is `events.parse_line`.
+Pure: a line of the stream in, descriptions out. Decode errors are reported by `events.parse_line`.
 """
 
 import json
@@ -30,16 +30,16 @@ FINISH_REASONS: Mapping[str, frozenset[str]] = {
 AGENT_EVENTS = frozenset(
     {"agent_finished", "error", "re_authenticate", "aws_sso_auth", "aws_sso_auth_result"}
 )
-ONCE = ("text", "reasoning", "finish")  # Of several only the first is read.
-OURS = frozenset({"cursor", "rev", "culm_reason"})  # Keys a client ignores, and we meant it to.
+ONCE = ("text", "reasoning", "finish")  # Only the first of each is read.
+OURS = frozenset({"cursor", "rev", "culm_reason"})  # Our extensions, which a client ignores.
 OURS_IN: Mapping[str, frozenset[str]] = {
     "message": frozenset({"run_id"}),
     "permission_notification": frozenset({"session_id"}),
 }
 
 
-def surprises(line: bytes) -> list[str]:
-    """What is odd about one line; an empty one is a heartbeat and never is."""
+def anomalies(line: bytes) -> list[str]:
+    """Describe the anomalies of one line; an empty line is a heartbeat and has none."""
     if not line.strip():
         return []
     event = parse_line(line)
@@ -83,7 +83,7 @@ def _in_message(message: Record) -> Iterator[str]:
 
 
 def _in_dialog(request: Mapping[str, Any]) -> Iterator[str]:
-    """The dialog of a tool shows what is in its own struct, and nothing else."""
+    """Find params that are missing or that the dialog of the tool does not show."""
     kind, params = PERMISSION_PARAMS.get(request["tool_name"]), request.get("params")
     if kind is None or params is None:
         return
@@ -108,7 +108,7 @@ def _is_json(text: str) -> bool:
 
 
 def _unread(kind: str, outer: Mapping[str, Any]) -> Iterator[str]:
-    """Names that no field of the client takes."""
+    """Yield keys that match no field of the client."""
     payload = outer["payload"]["payload"]
     yield from outer.keys() - {"type", "payload"}
     yield from outer["payload"].keys() - {"type", "payload"}

@@ -1,7 +1,7 @@
-"""JSON text as the scanner of Go's encoding/json accepts it, as a tree that keeps what was written.
+"""JSON as the scanner of Go's encoding/json accepts it, parsed into a tree of the original text.
 
-Owns the grammar: what is a syntax error, what is a text cut short. What a number or a string
-means to a field is `golang.py`. Without recursion, because Go allows 10,000 levels.
+Owns the grammar: syntax errors and truncated text. The assignment of numbers and strings to
+fields is in `golang.py`. Without recursion, because Go allows 10,000 levels.
 """
 
 import codecs
@@ -15,7 +15,7 @@ Kind = Literal["syntax", "eof", "unexpected eof", "type", "custom"]
 
 
 class DecodeError(Exception):
-    """What Go's decoder would have returned; `kind` says which family of its errors."""
+    """The error of Go's decoder; `kind` is its error family."""
 
     def __init__(self, kind: Kind, text: str) -> None:
         super().__init__(text)
@@ -43,14 +43,14 @@ Node: TypeAlias = "bool | Number | Text | list[Node] | Object | None"
 
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _STRING = re.compile(r'"((?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*+)"')
-# What may follow depends on how far the number got: `1.` is broken, `1.5.` is 1.5 and a dot.
+# The valid next character depends on the number so far: `1.` is broken, `1.5.` is 1.5 and a dot.
 _NUMBER = re.compile(
     r"-?(?:0|[1-9][0-9]*+)"
     r"(?:\.[0-9]++(?:[eE][+-]?[0-9]++|(?![eE]))|[eE][+-]?[0-9]++|(?![.eE]))"
 )
 _LITERAL = re.compile(r"true|false|null")
 _LITERALS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
-# The beginnings of a scalar that the end of the text cut off.
+# Prefixes of a scalar that is truncated by the end of the text.
 _CUT = re.compile(
     r'"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*+(?:\\(?:u[0-9A-Fa-f]{0,3})?)?'
     r"|-?(?:(?:0|[1-9][0-9]*+)(?:\.(?:[0-9]++[eE][+-]?)?|[eE][+-]?)?)?"
@@ -62,7 +62,7 @@ _PAIR = re.compile("([\ud800-\udbff])([\udc00-\udfff])|[\ud800-\udfff]")
 
 
 def _go_replace(error: UnicodeError) -> tuple[str, int]:
-    """One U+FFFD for every byte that is no UTF-8; Python's own handler makes fewer."""
+    """Emit one U+FFFD for every byte that is not UTF-8; Python's own handler emits fewer."""
     assert isinstance(error, UnicodeDecodeError), "only used to decode"
     return "\ufffd" * (error.end - error.start), error.end
 
@@ -71,7 +71,7 @@ codecs.register_error("go-replace", _go_replace)
 
 
 def parse_whole(data: bytes) -> Node:
-    """json.Unmarshal: exactly one value and nothing but space after it."""
+    """Parse as json.Unmarshal does: exactly one value, followed only by space."""
     text = data.decode("utf-8", "go-replace")
     try:
         node, end = _parse(text)
@@ -86,7 +86,7 @@ def parse_whole(data: bytes) -> Node:
 
 
 def parse_first(data: bytes) -> Node:
-    """json.Decoder.Decode: the first value; what follows is not looked at."""
+    """Parse as json.Decoder.Decode does: the first value; the rest is ignored."""
     return _parse(data.decode("utf-8", "go-replace"))[0]
 
 
@@ -145,7 +145,7 @@ def _parse(text: str) -> tuple[Node, int]:
             node, at = opened.node, at + 1
         else:
             node, at = _scalar(text, at)
-        while stack:  # A value is complete: hand it to whatever holds it.
+        while stack:  # A value is complete: add it to its container.
             stack[-1].add(node)
             at = _skip(text, at)
             char = text[at : at + 1]
@@ -186,7 +186,7 @@ def _join(pair: re.Match[str]) -> str:
 
 def _skip(text: str, at: int) -> int:
     found = _SPACE.match(text, at)
-    assert found is not None, "it matches nothing, too"
+    assert found is not None, "it also matches the empty string"
     return found.end()
 
 

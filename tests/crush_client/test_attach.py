@@ -1,4 +1,4 @@
-"""A TUI attaches to the real server: its calls in its order, and what it can decode."""
+"""A TUI attaches to the real server: the calls, their order, and decodable responses."""
 
 import asyncio
 from collections import Counter
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crush_client.agents import assert_flawless, open_agent, open_attached
+from tests.crush_client.agents import assert_no_errors, open_agent, open_attached
 from tests.crush_client.api import CallError, StatusError
 from tests.crush_client.client import Tui, open_tui
 from tests.crush_client.golang import decode, record
@@ -20,14 +20,14 @@ from tests.support import WAIT_S
 
 
 async def attached(flow: FlowServer, stack: AsyncExitStack, name: str = "project") -> Tui:
-    """A TUI whose stream is open."""
+    """Open a TUI with a connected stream."""
     startup = startup_for(flow.url, flow.folder)
     tui = await stack.enter_async_context(open_tui(project(flow, name), startup))
     await tui.events.until(lambda: tui.events.connections == 1)
     return tui
 
 
-async def test_a_tui_without_a_model_attaches_with_the_calls_of_the_real_one_and_nothing_fails(
+async def test_tui_without_a_model_attaches_with_the_calls_of_crush(
     bare: FlowServer, kind: str
 ) -> None:
     startup = startup_for(bare.url, bare.folder)
@@ -51,7 +51,7 @@ async def test_a_tui_without_a_model_attaches_with_the_calls_of_the_real_one_and
     assert startup.trail == (["tcp"] if kind == "tcp" else reused)
 
 
-async def test_a_tui_whose_server_has_a_model_finds_its_agent_ready_and_says_who_it_is(
+async def test_tui_with_a_model_finds_its_agent_ready_and_the_model_name(
     tmp_path: Path, kind: str
 ) -> None:
     async with open_agent(tmp_path, kind) as agent, open_attached(agent) as tui:
@@ -62,7 +62,9 @@ async def test_a_tui_whose_server_has_a_model_finds_its_agent_ready_and_says_who
             *["GET W/agent"] * 2,
             "GET W/project/needs-init",
         ]
-        assert Counter(tui.sent[6:])["GET W/agent"] == 3  # Ready, busy, and the model's name.
+        assert (
+            Counter(tui.sent[6:])["GET W/agent"] == 3
+        )  # For the ready flag, the busy flag and the model's name.
         assert (tui.screen.is_ready, tui.screen.is_busy, tui.needs_init) == (True, False, False)
         info = await tui.api.get(35)
         assert info.record("model").text("name") == "Demo One"
@@ -71,10 +73,10 @@ async def test_a_tui_whose_server_has_a_model_finds_its_agent_ready_and_says_who
         assert (chosen.text("provider"), chosen.text("model")) == ("demo", "demo-1")
         provider = record(tui.calls.config.mapping("providers")["demo"])
         assert provider.text("api_key") == ""
-        assert_flawless(tui)
+        assert_no_errors(tui)
 
 
-async def test_the_workspace_of_an_attach_is_the_one_asked_for_and_its_config_panics_nobody(
+async def test_attached_workspace_has_the_requested_path_and_a_valid_config(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
@@ -87,12 +89,12 @@ async def test_the_workspace_of_an_attach_is_the_one_asked_for_and_its_config_pa
         assert tui.calls.log == []
 
 
-async def test_yolo_is_what_the_first_creator_said_and_the_skip_flag_follows_any_client(
+async def test_yolo_is_set_by_the_first_client_and_any_client_can_clear_skip(
     flow: FlowServer,
 ) -> None:
     startup = startup_for(flow.url, flow.folder)
-    wished = project(flow)
-    yolo = type(wished)(wished.path, yolo=True)
+    requested = project(flow)
+    yolo = type(requested)(requested.path, yolo=True)
     async with asyncio.timeout(WAIT_S), open_tui(yolo, startup) as first:
         assert first.screen.skip
         async with AsyncExitStack() as stack:
@@ -103,7 +105,7 @@ async def test_yolo_is_what_the_first_creator_said_and_the_skip_flag_follows_any
         assert not first.screen.skip
 
 
-async def test_two_tuis_of_one_directory_share_a_workspace_and_see_each_others_sessions(
+async def test_two_tuis_of_one_directory_share_a_workspace_and_sessions(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
@@ -120,7 +122,7 @@ async def test_two_tuis_of_one_directory_share_a_workspace_and_see_each_others_s
         assert one.screen.toasts == other.screen.toasts == []
 
 
-async def test_a_tui_polls_at_most_as_often_as_the_real_one(flow: FlowServer) -> None:
+async def test_tui_polls_at_most_as_often_as_crush(flow: FlowServer) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         tui = await attached(flow, stack)
         await tui.sessions.create()
@@ -129,12 +131,12 @@ async def test_a_tui_polls_at_most_as_often_as_the_real_one(flow: FlowServer) ->
             before = len(tui.sent)
             await tui.polling.tick(now_s)
             counts.append(len(tui.sent) - before)
-        # A round is four calls as the agent is ready, the queue two more, the servers one.
+        # A round is four calls if the agent is ready, the queue two more, the LSP servers one.
         assert counts == [7, 0, 4, 6, 0, 7]
         assert tui.calls.log == []
 
 
-async def test_requests_that_follow_each_other_share_one_connection(flow: FlowServer) -> None:
+async def test_sequential_requests_share_one_connection(flow: FlowServer) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         tui = await attached(flow, stack)
         before = tui.api.transport.dials
@@ -145,7 +147,7 @@ async def test_requests_that_follow_each_other_share_one_connection(flow: FlowSe
         assert tui.calls.log == []
 
 
-async def test_a_request_through_a_proxy_variable_names_the_whole_url_and_is_answered(
+async def test_request_with_an_absolute_url_is_answered(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
@@ -154,7 +156,7 @@ async def test_a_request_through_a_proxy_variable_names_the_whole_url_and_is_ans
         assert (await transport.exchange(Request("GET", target))).status == 200
 
 
-async def test_a_session_is_loaded_with_the_calls_of_the_real_one(flow: FlowServer) -> None:
+async def test_session_is_loaded_with_the_calls_of_crush(flow: FlowServer) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         tui = await attached(flow, stack)
         await tui.sessions.create()
@@ -175,14 +177,14 @@ async def test_a_session_is_loaded_with_the_calls_of_the_real_one(flow: FlowServ
         assert session.integer("attached_clients") == 1
 
 
-async def test_a_load_of_an_unknown_session_is_abandoned_without_a_word(flow: FlowServer) -> None:
+async def test_load_of_an_unknown_session_shows_no_error(flow: FlowServer) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         tui = await attached(flow, stack)
         assert not await tui.sessions.load(new_id())
         assert (tui.screen.session_id, tui.screen.toasts) == ("", [])
 
 
-async def test_messages_of_a_child_session_that_is_not_there_are_an_empty_list(
+async def test_messages_of_a_missing_child_session_are_an_empty_list(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
@@ -190,7 +192,7 @@ async def test_messages_of_a_child_session_that_is_not_there_are_an_empty_list(
         assert await tui.api.call(20, sid=f"{new_id()}$$call_1") == []
 
 
-async def test_ctrl_n_goes_back_to_the_landing_screen(flow: FlowServer) -> None:
+async def test_ctrl_n_returns_to_the_landing_screen(flow: FlowServer) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         tui = await attached(flow, stack)
         await tui.sessions.create()
@@ -207,7 +209,7 @@ async def test_ctrl_n_goes_back_to_the_landing_screen(flow: FlowServer) -> None:
         assert session.integer("attached_clients") == 0
 
 
-async def test_a_tui_can_be_started_on_a_session_or_on_the_last_one(flow: FlowServer) -> None:
+async def test_tui_can_start_on_a_given_or_the_last_session(flow: FlowServer) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         tui = await attached(flow, stack)
         for title in ("older", "newer"):
@@ -226,7 +228,7 @@ async def test_a_tui_can_be_started_on_a_session_or_on_the_last_one(flow: FlowSe
                 pass
 
 
-async def test_a_session_that_is_renamed_or_deleted_is_first_asked_whether_it_is_busy(
+async def test_rename_and_delete_first_ask_if_the_session_is_busy(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
@@ -242,7 +244,7 @@ async def test_a_session_that_is_renamed_or_deleted_is_first_asked_whether_it_is
         assert tui.calls.log == []  # Every guard was answered with an AgentSession.
 
 
-async def test_a_create_that_is_refused_is_fatal_and_says_why(flow: FlowServer) -> None:
+async def test_refused_workspace_create_is_fatal_with_its_reason(flow: FlowServer) -> None:
     startup = startup_for(flow.url, flow.folder)
     bad = type(project(flow))("")
     with pytest.raises(StatusError, match=r"^status code 400: path is required$"):
@@ -255,7 +257,7 @@ READS = [n for n, route in ROUTE_ANSWERS.items() if route.method == "GET" and ro
 
 
 @pytest.mark.parametrize("number", [n for n in READS if n != 27])
-async def test_every_get_of_the_route_table_is_answered_with_what_go_can_decode(
+async def test_every_get_route_returns_json_that_go_can_decode(
     flow: FlowServer, number: int
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
@@ -271,7 +273,7 @@ async def test_every_get_of_the_route_table_is_answered_with_what_go_can_decode(
         assert answer.body.endswith(b"\n")
 
 
-async def test_diagnostics_of_an_unknown_server_are_not_found(flow: FlowServer) -> None:
+async def test_diagnostics_of_an_unknown_lsp_server_are_not_found(flow: FlowServer) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         tui = await attached(flow, stack)
         with pytest.raises(StatusError, match=r"^status code 404$"):

@@ -1,4 +1,4 @@
-"""Configuration between clients: every change reaches the others, and never panics one."""
+"""Configuration between clients: every change reaches the others without a panic."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -8,7 +8,7 @@ import pytest
 
 from tests.crush_client.client import Tui, open_tui
 from tests.crush_client.golang import Record, record, records
-from tests.crush_client.run import READY_TRIES, Ended, Wishes, crush_run
+from tests.crush_client.run import READY_TRIES, RunOptions, RunResult, crush_run
 from tests.crush_client.servers import Pauses, project, startup_for
 from tests.crush_client.types import is_configured
 from tests.flow.conftest import FlowServer
@@ -21,7 +21,7 @@ TOKEN = {"access_token": "a", "refresh_token": "r", "expires_in": 1800, "expires
 
 @asynccontextmanager
 async def pair(flow: FlowServer) -> AsyncGenerator[tuple[Tui, Tui]]:
-    """Two TUIs of one workspace, both with a stream."""
+    """Open two TUIs of one workspace, both with a stream."""
     startup = startup_for(flow.url, flow.folder)
     async with (
         asyncio.timeout(WAIT_S),
@@ -34,7 +34,7 @@ async def pair(flow: FlowServer) -> AsyncGenerator[tuple[Tui, Tui]]:
 
 
 async def changed(tui: Tui, before: Record | None) -> Record:
-    """The configuration as this client fetched it after a change."""
+    """Wait for a change; returns the configuration that this client fetched."""
     await tui.until(lambda: tui.calls.workspace is not before)
     return tui.calls.config
 
@@ -54,7 +54,7 @@ async def changed(tui: Tui, before: Record | None) -> Record:
         (55, None),
     ],
 )
-async def test_a_change_by_one_client_is_fetched_by_the_other(
+async def test_change_by_one_client_is_fetched_by_the_other(
     flow: FlowServer, number: int, body: dict[str, object] | None
 ) -> None:
     async with pair(flow) as (one, other):
@@ -64,7 +64,7 @@ async def test_a_change_by_one_client_is_fetched_by_the_other(
         assert one.calls.log == other.calls.log == []
 
 
-async def test_what_was_set_is_what_the_other_client_reads(flow: FlowServer) -> None:
+async def test_value_set_by_one_client_is_read_by_the_other(flow: FlowServer) -> None:
     async with pair(flow) as (one, other):
         before = other.calls.workspace
         body = {"scope": 0, "key": "options.tui.transparent", "value": True}
@@ -81,7 +81,7 @@ async def test_what_was_set_is_what_the_other_client_reads(flow: FlowServer) -> 
         ]
 
 
-async def test_a_key_makes_a_client_configured_and_is_never_read_back(bare: FlowServer) -> None:
+async def test_key_makes_a_client_configured_and_is_never_returned(bare: FlowServer) -> None:
     async with pair(bare) as (one, other):
         assert not is_configured(other.calls.config)
         before = other.calls.workspace
@@ -92,7 +92,7 @@ async def test_a_key_makes_a_client_configured_and_is_never_read_back(bare: Flow
         assert (demo.text("api_key"), demo.find_record("oauth")) == ("", None)
 
 
-async def test_a_configured_tui_initialises_the_agent_and_asks_about_the_project(
+async def test_configured_tui_initializes_the_agent_and_checks_the_project(
     bare: FlowServer,
 ) -> None:
     startup = startup_for(bare.url, bare.folder)
@@ -109,7 +109,7 @@ async def test_a_configured_tui_initialises_the_agent_and_asks_about_the_project
             assert (tui.calls.log, tui.needs_init) == ([], False)
 
 
-async def test_a_configured_tui_initialises_again_when_its_workspace_was_made_again(
+async def test_configured_tui_initializes_a_recreated_workspace(
     bare: FlowServer,
 ) -> None:
     startup, pauses = startup_for(bare.url, bare.folder), Pauses()
@@ -120,7 +120,9 @@ async def test_a_configured_tui_initialises_again_when_its_workspace_was_made_ag
         await changed(tui, before)
         pauses.hold()
         await tui.api.call(8, query={"client_id": tui.api.client_id})
-        await tui.api.transport.aclose()  # Released and without a stream: it closes at once.
+        await (
+            tui.api.transport.aclose()
+        )  # Released and without a stream, the workspace closes immediately.
         await pauses.until(1)
         while bare.server.registry.list():
             await asyncio.sleep(0.001)
@@ -136,7 +138,7 @@ async def test_a_configured_tui_initialises_again_when_its_workspace_was_made_ag
         assert tui.calls.log == []
 
 
-async def test_a_run_with_a_key_and_no_model_waits_for_an_agent_that_never_comes_and_retires(
+async def test_run_with_a_key_but_no_model_times_out_and_retires(
     bare: FlowServer,
 ) -> None:
     startup, pauses = startup_for(bare.url, bare.folder), Pauses()
@@ -144,22 +146,22 @@ async def test_a_run_with_a_key_and_no_model_waits_for_an_agent_that_never_comes
         async with open_tui(project(bare), startup) as tui:
             await tui.api.call(51, KEY)
             ended = await crush_run("hi", project(bare), startup, sleep=pauses)
-        assert ended == Ended(error="timed out waiting for the agent")
-        assert pauses.asked == [0.2] * READY_TRIES
+        assert ended == RunResult(error="timed out waiting for the agent")
+        assert pauses.requested == [0.2] * READY_TRIES
         assert bare.server.registry.list() == []
 
 
-async def test_a_run_that_names_a_model_which_cannot_be_used_waits_for_nobody_and_says_why(
+async def test_run_with_an_unusable_model_fails_immediately_with_a_reason(
     bare: FlowServer,
 ) -> None:
     startup, pauses = startup_for(bare.url, bare.folder), Pauses()
-    wishes = Wishes(model=("demo", "demo-1"))
+    options = RunOptions(model=("demo", "demo-1"))
     async with asyncio.timeout(WAIT_S):
         async with open_tui(project(bare), startup) as tui:
             await tui.api.call(51, KEY)
-            ended = await crush_run("hi", project(bare), startup, wishes=wishes, sleep=pauses)
+            ended = await crush_run("hi", project(bare), startup, options=options, sleep=pauses)
         reason = "Model not available: provider 'demo' has no base_url"
-        hint = "hint: culm models shows what can be used, and why"
-        assert ended == Ended(error=f"agent error: {reason}\n{hint}")
-        assert pauses.asked == []
+        hint = "hint: culm models lists the usable models"
+        assert ended == RunResult(error=f"agent error: {reason}\n{hint}")
+        assert pauses.requested == []
         assert bare.server.registry.list() == []

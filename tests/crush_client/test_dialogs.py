@@ -1,4 +1,4 @@
-"""Permissions and questions as the people at two Crush clients see them, with the real tools."""
+"""Permission and question dialogs at two Crush clients, with the real tools."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -9,13 +9,13 @@ from culm.testing.script import Reply, ScriptedCall
 from culm.wire.codec import Json
 from tests.crush_client.agents import (
     Agent,
-    assert_flawless,
+    assert_no_errors,
+    conversation,
     events_of,
     finishes,
     open_agent,
     open_attached,
-    said,
-    until_over,
+    until_turn_ended,
 )
 from tests.crush_client.client import Tui
 from tests.crush_client.golang import mapping, to_json
@@ -33,7 +33,7 @@ def writing(n: int) -> Reply:
 
 
 async def dialog(tui: Tui, call_id: str) -> dict[str, object]:
-    """Wait for the dialog of a call, and read off it what the client decoded."""
+    """Wait for the dialog of a call; returns the decoded request."""
 
     def is_open() -> bool:
         shown = tui.screen.permission
@@ -43,12 +43,12 @@ async def dialog(tui: Tui, call_id: str) -> dict[str, object]:
     return mapping(to_json(tui.screen.permission))
 
 
-async def closed(*tuis: Tui) -> None:
+async def until_closed(*tuis: Tui) -> None:
     for tui in tuis:
         await tui.until(lambda tui=tui: tui.screen.permission is None)
 
 
-async def done(tui: Tui, call_id: str) -> str:
+async def result_of_call(tui: Tui, call_id: str) -> str:
     """Wait for the result of a call."""
     await tui.until(lambda: call_id in tui.screen.calls)
     await tui.until(lambda: tui.screen.calls[call_id].state == "done")
@@ -56,7 +56,7 @@ async def done(tui: Tui, call_id: str) -> str:
 
 
 def dialogs(tui: Tui) -> list[str]:
-    """What was told of permissions, in its order."""
+    """The permission events in order."""
     found: list[str] = []
     for event in events_of(tui):
         call_id = event.payload.values.get("tool_call_id")
@@ -70,7 +70,7 @@ def dialogs(tui: Tui) -> list[str]:
 
 @asynccontextmanager
 async def open_pair(agent: Agent) -> AsyncGenerator[tuple[Tui, Tui]]:
-    """Two people who look at one session."""
+    """Open two TUIs on one session."""
     async with open_attached(agent) as first:
         await first.sessions.create()
         async with open_attached(agent, session=first.screen.session_id) as second:
@@ -80,7 +80,7 @@ async def open_pair(agent: Agent) -> AsyncGenerator[tuple[Tui, Tui]]:
 # --- permissions
 
 
-async def test_every_tool_that_asks_opens_the_dialog_made_for_it_and_a_no_ends_the_turn(
+async def test_each_tool_opens_its_own_dialog_and_a_denial_ends_the_turn(
     tmp_path: Path,
 ) -> None:
     project, outside = tmp_path / "project", tmp_path / "outside"
@@ -96,8 +96,8 @@ async def test_every_tool_that_asks_opens_the_dialog_made_for_it_and_a_no_ends_t
     view = {"file_path": str(outside / "a.txt"), "offset": 0, "limit": 0}
     listed: Json = {"path": str(outside), "ignore": [], "depth": 2}
     new = {"file_path": str(project / "new.txt"), "new_content": "new\n"}
-    got = {"url": url, "file_path": str(project / "x"), "timeout": 5}
-    asked: list[tuple[str, dict[str, Json], str, Path, object]] = [
+    download = {"url": url, "file_path": str(project / "x"), "timeout": 5}
+    cases: list[tuple[str, dict[str, Json], str, Path, object]] = [
         ("bash", command, "execute", project, command | bash),
         ("edit", {"file_path": "a.txt", **edit}, "write", project, write),
         ("multiedit", {"file_path": "a.txt", "edits": [edit]}, "write", project, write),
@@ -106,16 +106,16 @@ async def test_every_tool_that_asks_opens_the_dialog_made_for_it_and_a_no_ends_t
         ("view", {"file_path": "../outside/a.txt"}, "read", outside, view),
         ("ls", {"path": str(outside)}, "list", outside, listed),
         ("fetch", {"url": url}, "fetch", project, {"url": url, "format": "markdown"}),
-        ("download", {"url": url, "file_path": "x", "timeout": 5}, "download", project, got),
+        ("download", {"url": url, "file_path": "x", "timeout": 5}, "download", project, download),
     ]
-    replies = [calling(name, f"call_{n}", **given) for n, (name, given, *_) in enumerate(asked)]
-    read = calling("view", "read", file_path="a.txt")  # For it nobody is asked.
+    replies = [calling(name, f"call_{n}", **given) for n, (name, given, *_) in enumerate(cases)]
+    read = calling("view", "read", file_path="a.txt")  # It needs no permission.
     async with (
         open_agent(tmp_path, "unix", read, *replies, has_real_tools=True) as agent,
         open_attached(agent) as tui,
     ):
         await tui.sessions.create()
-        for n, (name, _, action, path, params) in enumerate(asked):
+        for n, (name, _, action, path, params) in enumerate(cases):
             await tui.api.call(36, {"session_id": tui.screen.session_id, "prompt": "go"})
             shown = await dialog(tui, f"call_{n}")
             assert shown.pop("id")
@@ -130,14 +130,14 @@ async def test_every_tool_that_asks_opens_the_dialog_made_for_it_and_a_no_ends_t
                 "path": str(path),
             }
             assert await tui.answer_permission("deny")
-            assert await done(tui, f"call_{n}") == DENIED
-            await tui.until(lambda: said(tui)[-1] == ("assistant", "", "end_turn"))
+            assert await result_of_call(tui, f"call_{n}") == DENIED
+            await tui.until(lambda: conversation(tui)[-1] == ("assistant", "", "end_turn"))
         assert [p.name for p in project.iterdir()] == ["a.txt"]
         assert (project / "a.txt").read_text() == "one\n"
-        assert_flawless(tui)
+        assert_no_errors(tui)
 
 
-async def test_who_allows_first_closes_the_dialog_of_all_and_the_file_is_in_everybodys_history(
+async def test_first_allow_closes_all_dialogs_and_changes_reach_every_client(
     tmp_path: Path, kind: str
 ) -> None:
     project = tmp_path / "project"
@@ -162,9 +162,9 @@ async def test_who_allows_first_closes_the_dialog_of_all_and_the_file_is_in_ever
         for tui in (first, second):
             await dialog(tui, "call_2")
         assert await second.answer_permission("allow")
-        await closed(first)
+        await until_closed(first)
         for tui in (first, second):
-            await until_over(tui)
+            await until_turn_ended(tui)
             await tui.until(lambda tui=tui: tui.screen.todos == ["Look", "Write"])
             await tui.until(lambda tui=tui: tui.screen.changes == {path: ("one\n", "two\n")})
             assert dialogs(tui) == ["waits call_2", "asks call_2", "granted call_2"]
@@ -178,10 +178,10 @@ async def test_who_allows_first_closes_the_dialog_of_all_and_the_file_is_in_ever
             await first.api.call(25, query={**query, "path": name}) for name in (path, other)
         ]
         assert [str(when)[:4] for when in was_read] == ["2027", "0001"]
-        assert_flawless(first, second)
+        assert_no_errors(first, second)
 
 
-async def test_what_is_allowed_for_a_session_is_not_asked_again_there_but_in_another(
+async def test_session_grant_covers_its_session_and_no_other(
     tmp_path: Path,
 ) -> None:
     replies = [writing(n) for n in (1, 2, 3)]
@@ -192,14 +192,14 @@ async def test_what_is_allowed_for_a_session_is_not_asked_again_there_but_in_ano
         open_attached(agent) as second,
     ):
         assert await first.send_prompt("write")
-        await dialog(second, "call_1")  # It is shown whatever session it belongs to.
+        await dialog(second, "call_1")  # Shown for any session.
         await dialog(first, "call_1")
-        async with asyncio.TaskGroup() as tasks:  # Both press the key: one is the first.
+        async with asyncio.TaskGroup() as tasks:  # Both answer at once; one is first.
             answers = [
                 tasks.create_task(tui.answer_permission("allow_session")) for tui in (first, second)
             ]
         assert sorted(answer.result() for answer in answers) == [False, True]
-        await until_over(first)
+        await until_turn_ended(first)
         assert dialogs(first) == [
             "waits call_1",
             "asks call_1",
@@ -211,14 +211,14 @@ async def test_what_is_allowed_for_a_session_is_not_asked_again_there_but_in_ano
         await dialog(second, "call_3")
         await dialog(first, "call_3")
         assert await second.answer_permission("deny")
-        await closed(first)
-        await until_over(second)
+        await until_closed(first)
+        await until_turn_ended(second)
         found = sorted(path.name for path in (tmp_path / "project").iterdir())
         assert found == ["x1", "x2"]
-        assert_flawless(first, second)
+        assert_no_errors(first, second)
 
 
-async def test_asks_of_two_sessions_are_shown_one_after_the_other_and_again_to_who_comes_late(
+async def test_asks_of_two_sessions_are_shown_in_turn_and_to_late_clients(
     tmp_path: Path, kind: str
 ) -> None:
     replies = writing(1), writing(2), Reply(text="One.")
@@ -241,24 +241,26 @@ async def test_asks_of_two_sessions_are_shown_one_after_the_other_and_again_to_w
                 await dialog(tui, "call_2")
                 seen = dialogs(tui)
                 assert seen.index("granted call_1") < seen.index("asks call_2")
-            assert_flawless(late)
+            assert_no_errors(late)
         pauses.hold()
-        await second.api.transport.aclose()  # Cut off, and there again.
+        await second.api.transport.aclose()  # Disconnected, then reconnected.
         await second.events.until(lambda: second.events.degraded)
         second.screen.permission = None
         pauses.release()
         await dialog(second, "call_2")
-        await first.until(lambda: finishes(first)[-1:] == ["end_turn"])  # Else that one is busy.
+        await first.until(
+            lambda: finishes(first)[-1:] == ["end_turn"]
+        )  # Otherwise it is still busy.
         await second.cancel()
-        await until_over(second, finish="canceled")
-        await closed(first, second)
-        await until_over(first)
+        await until_turn_ended(second, finish="canceled")
+        await until_closed(first, second)
+        await until_turn_ended(first)
         assert dialogs(first)[-2:] == ["asks call_2", "denied call_2"]
         assert [path.name for path in (tmp_path / "project").iterdir()] == ["x1"]
-        assert_flawless(first)
+        assert_no_errors(first)
 
 
-async def test_skipping_is_seen_by_polling_leaves_an_open_dialog_and_opens_no_other(
+async def test_skip_keeps_an_open_dialog_and_prevents_further_ones(
     tmp_path: Path,
 ) -> None:
     replies = [writing(n) for n in (1, 2)]
@@ -274,19 +276,17 @@ async def test_skipping_is_seen_by_polling_leaves_an_open_dialog_and_opens_no_ot
         assert first.screen.skip
         assert first.screen.permission is not None
         assert await first.answer_permission("allow")
-        await until_over(first)
+        await until_turn_ended(first)
         assert dialogs(first) == ["waits call_1", "asks call_1", "granted call_1"]
         found = sorted(path.name for path in (tmp_path / "project").iterdir())
         assert found == ["x1", "x2"]
-        assert_flawless(first, second)
+        assert_no_errors(first, second)
 
 
 # --- questions
 
 
-async def test_a_form_of_questions_is_answered_once_for_all_and_a_second_one_is_declined(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_questions_are_answered_once_and_can_be_canceled(tmp_path: Path, kind: str) -> None:
     choices: Json = [{"id": "pg", "label": "PostgreSQL"}, {"id": "lite", "label": "SQLite"}]
     which = {"type": "single_choice", "question": "Which database?", "description": "One."}
     more = {"type": "yes_no", "question": "Migrations?", "description": "A folder.", "label": "M"}
@@ -320,12 +320,12 @@ async def test_a_form_of_questions_is_answered_once_for_all_and_a_second_one_is_
             {"request_id": one.text("id"), "selected_ids": ["pg"], "notes": {"pg": "v16"}},
             {"request_id": two.text("id")},
         ]
-        async with asyncio.TaskGroup() as tasks:  # Both press the key: one is the first.
+        async with asyncio.TaskGroup() as tasks:  # Both answer at once; one is first.
             answers = [
                 tasks.create_task(tui.answer_questions([*responses])) for tui in (first, second)
             ]
         assert sorted(answer.result() for answer in answers) == [False, True]
-        assert await done(first, "call_1") == (
+        assert await result_of_call(first, "call_1") == (
             "Which database?\n- PostgreSQL\nNote on PostgreSQL: v16\n\nMigrations?\n(skipped)"
         )
         await second.until(
@@ -334,9 +334,9 @@ async def test_a_form_of_questions_is_answered_once_for_all_and_a_second_one_is_
         assert await second.cancel_questions()
         await first.until(lambda: first.screen.questions is None)
         assert not await first.cancel_questions()
-        assert await done(first, "call_2") == "User cancelled this question"
-        await until_over(first)
-        assert_flawless(first, second)
+        assert await result_of_call(first, "call_2") == "User cancelled this question"
+        await until_turn_ended(first)
+        assert_no_errors(first, second)
 
 
 def _call(tui: Tui) -> str:

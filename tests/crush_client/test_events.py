@@ -1,4 +1,4 @@
-"""The event loop against scripted streams: what ends it, what hangs it, what holds it up."""
+"""The event loop against scripted streams: clean ends, hangs and backpressure."""
 
 import asyncio
 import socket
@@ -18,12 +18,12 @@ from tests.support import WAIT_S
 
 LINE = EVENTS["config_changed"].encode()
 CLOSE_DELIMITED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-STALL_S = 0.2  # A write that takes longer waits for its reader.
+STALL_S = 0.2  # A slower write is blocked by its reader.
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-class Alone:
-    """A home without a screen, which counts what it is asked for."""
+class CountingOwner:
+    """A stream owner without a screen, which counts its calls."""
 
     def __init__(self, api: Api) -> None:
         self.recreates = 0
@@ -51,10 +51,10 @@ class Alone:
 
 
 @asynccontextmanager
-async def looping(
+async def open_event_loop(
     folder: Path, answer: Callable[[int], bytes], *, fails: bool = False
-) -> AsyncGenerator[tuple[EventLoop, Alone, Pauses]]:
-    """A loop whose n-th subscription is answered so, and then closed."""
+) -> AsyncGenerator[tuple[EventLoop, CountingOwner, Pauses]]:
+    """Run a loop whose n-th subscription gets `answer(n)` and is then closed."""
     count = 0
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -67,13 +67,13 @@ async def looping(
 
     async with open_script(folder, script) as url, asyncio.timeout(WAIT_S):
         pauses = Pauses()
-        home = Alone(Api(Transport(parse_host(url)), "c"))
-        home.fails = fails
-        loop = EventLoop(home, pauses)
+        owner = CountingOwner(Api(Transport(parse_host(url)), "c"))
+        owner.fails = fails
+        loop = EventLoop(owner, pauses)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(loop.run(), name="loop")
             try:
-                yield loop, home, pauses
+                yield loop, owner, pauses
             finally:
                 running.cancel()
 
@@ -86,13 +86,13 @@ def refused(status: int) -> bytes:
     "body",
     [CLOSE_DELIMITED + LINE, CHUNKED + f"{len(LINE):x}\r\n".encode() + LINE + b"\r\n0\r\n\r\n"],
 )
-async def test_a_clean_end_leads_to_a_new_subscription_after_250_ms(
+async def test_clean_end_leads_to_a_new_subscription_after_250_ms(
     tmp_path: Path, body: bytes
 ) -> None:
-    async with looping(tmp_path, lambda _: body) as (loop, home, pauses):
+    async with open_event_loop(tmp_path, lambda _: body) as (loop, owner, pauses):
         await loop.until(lambda: loop.connections == 3)
-        assert home.recoveries >= 2
-        assert set(pauses.asked) == {0.25}
+        assert owner.recoveries >= 2
+        assert set(pauses.requested) == {0.25}
         assert (await loop.channel.get()).type == "config_changed"
 
 
@@ -104,13 +104,13 @@ async def test_a_clean_end_leads_to_a_new_subscription_after_250_ms(
         b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + LINE,
     ],
 )
-async def test_a_truncated_body_hangs_the_client_for_ever(tmp_path: Path, body: bytes) -> None:
-    async with looping(tmp_path, lambda _: body) as (loop, home, pauses):
+async def test_truncated_body_hangs_the_client_forever(tmp_path: Path, body: bytes) -> None:
+    async with open_event_loop(tmp_path, lambda _: body) as (loop, owner, pauses):
         await loop.until(lambda: loop.state is State.HUNG)
-        assert (loop.connections, home.recoveries, pauses.asked) == (1, 0, [])
+        assert (loop.connections, owner.recoveries, pauses.requested) == (1, 0, [])
 
 
-async def test_a_reset_connection_hangs_the_client_as_well() -> None:
+async def test_reset_connection_hangs_the_client_forever() -> None:
     streaming = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,7 +124,7 @@ async def test_a_reset_connection_hangs_the_client_as_well() -> None:
     server = await asyncio.start_server(script, "127.0.0.1", 0)
     url = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server, asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
-        loop = EventLoop(Alone(Api(Transport(parse_host(url)), "c")), Pauses())
+        loop = EventLoop(CountingOwner(Api(Transport(parse_host(url)), "c")), Pauses())
         running = tasks.create_task(loop.run(), name="loop")
         await loop.until(lambda: loop.state is State.STREAMING)
         streaming.set()
@@ -133,43 +133,43 @@ async def test_a_reset_connection_hangs_the_client_as_well() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 409, 500, 503])
-async def test_other_refusals_are_retried_with_pauses_that_double_up_to_10_s(
+async def test_other_refusals_are_retried_with_pauses_doubling_up_to_10_s(
     tmp_path: Path, status: int
 ) -> None:
-    async with looping(tmp_path, lambda _: refused(status)) as (loop, home, pauses):
+    async with open_event_loop(tmp_path, lambda _: refused(status)) as (loop, owner, pauses):
         await pauses.until(9)
-        assert pauses.asked[:9] == [0.25, 0.5, 1, 2, 4, 8, 10, 10, 10]
-        assert (home.recreates, loop.state) == (0, State.DEGRADED)
+        assert pauses.requested[:9] == [0.25, 0.5, 1, 2, 4, 8, 10, 10, 10]
+        assert (owner.recreates, loop.state) == (0, State.DEGRADED)
 
 
-async def test_the_pauses_begin_anew_after_a_connection(tmp_path: Path) -> None:
+async def test_pauses_are_reset_after_a_connection(tmp_path: Path) -> None:
     def answer(count: int) -> bytes:
         return CLOSE_DELIMITED if count == 4 else refused(500)
 
-    async with looping(tmp_path, answer) as (_, home, pauses):
+    async with open_event_loop(tmp_path, answer) as (_, owner, pauses):
         await pauses.until(7)
-        assert pauses.asked[:7] == [0.25, 0.5, 1, 0.25, 0.25, 0.5, 1]
-        assert home.recoveries == 1
+        assert pauses.requested[:7] == [0.25, 0.5, 1, 0.25, 0.25, 0.5, 1]
+        assert owner.recoveries == 1
 
 
-async def test_a_workspace_that_is_gone_is_made_again_without_a_pause(tmp_path: Path) -> None:
+async def test_missing_workspace_is_recreated_without_a_pause(tmp_path: Path) -> None:
     def answer(count: int) -> bytes:
         return refused(404) if count == 1 else CLOSE_DELIMITED
 
-    async with looping(tmp_path, answer) as (loop, home, pauses):
+    async with open_event_loop(tmp_path, answer) as (loop, owner, pauses):
         await loop.until(lambda: loop.connections == 1)
-        assert (home.recreates, home.recoveries) == (1, 1)
-        assert 0.25 not in pauses.asked[:-1]
+        assert (owner.recreates, owner.recoveries) == (1, 1)
+        assert 0.25 not in pauses.requested[:-1]
 
 
-async def test_after_20_failures_to_make_it_again_the_person_is_told_once(tmp_path: Path) -> None:
-    async with looping(tmp_path, lambda _: refused(404), fails=True) as (_, home, pauses):
+async def test_20_failed_recreates_show_one_toast(tmp_path: Path) -> None:
+    async with open_event_loop(tmp_path, lambda _: refused(404), fails=True) as (_, owner, pauses):
         await pauses.until(25)
-        assert home.shown == ["can't restore the workspace"]
-        assert pauses.asked[:8] == [0.25, 0.5, 1, 2, 4, 8, 10, 10]
+        assert owner.shown == ["can't restore the workspace"]
+        assert pauses.requested[:8] == [0.25, 0.5, 1, 2, 4, 8, 10, 10]
 
 
-async def test_a_client_that_does_not_take_its_events_stops_reading_at_100(
+async def test_client_stops_reading_at_100_unconsumed_events(
     tmp_path: Path,
 ) -> None:
     halted = asyncio.Event()
@@ -178,7 +178,7 @@ async def test_a_client_that_does_not_take_its_events_stops_reading_at_100(
         await read_request(reader)
         writer.write(CLOSE_DELIMITED)
         try:
-            while True:  # Until the other side takes no more, however much fits in between.
+            while True:  # Until the other side stops reading and the buffers are full.
                 writer.write(500 * LINE)
                 async with asyncio.timeout(STALL_S):
                     await writer.drain()
@@ -186,17 +186,17 @@ async def test_a_client_that_does_not_take_its_events_stops_reading_at_100(
             halted.set()
 
     async with open_script(tmp_path, script) as url, asyncio.timeout(WAIT_S):
-        loop = EventLoop(Alone(Api(Transport(parse_host(url)), "c")), Pauses())
+        loop = EventLoop(CountingOwner(Api(Transport(parse_host(url)), "c")), Pauses())
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(loop.run(), name="loop")
             await halted.wait()
             assert (loop.channel.qsize(), loop.state) == (CHANNEL_EVENTS, State.STREAMING)
             for _ in range(2 * CHANNEL_EVENTS):
-                await loop.channel.get()  # It goes on where it stopped.
+                await loop.channel.get()  # It continues where it stopped.
             running.cancel()
 
 
-async def test_a_refused_subscription_says_why(tmp_path: Path) -> None:
+async def test_refused_subscription_has_its_reason(tmp_path: Path) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         body = b'{"message": "workspace not found"}'

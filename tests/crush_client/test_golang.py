@@ -1,4 +1,4 @@
-"""The decoder accepts and refuses what Go's encoding/json does, and fills what Go fills."""
+"""The decoder accepts, refuses and fills the same values as Go's encoding/json."""
 
 import pytest
 
@@ -34,7 +34,7 @@ PLAIN = Struct(
 
 
 def values(data: bytes, kind: GoType = PLAIN) -> dict[str, object]:
-    """What a struct holds that is not its zero value; the decode must have worked."""
+    """The non-zero fields of a decoded struct; raises if the decode failed."""
     found = record(decode(data, kind).must())
     zero = record(kind.zero())
     return {name: value for name, value in found.values.items() if value != zero.values[name]}
@@ -63,7 +63,7 @@ def values(data: bytes, kind: GoType = PLAIN) -> dict[str, object]:
         ('{"a": [1, null, "b", true]}', ANY, {"a": [1.0, None, "b", True]}),
     ],
 )
-def test_a_fitting_value_is_taken(text: str, kind: GoType, value: object) -> None:
+def test_matching_value_is_decoded(text: str, kind: GoType, value: object) -> None:
     found = decode(text.encode(), kind).must()
     assert (found, type(found)) == (value, type(value))
 
@@ -105,7 +105,7 @@ def test_a_fitting_value_is_taken(text: str, kind: GoType, value: object) -> Non
         ("{}", Bytes()),
     ],
 )
-def test_a_value_of_another_type_is_a_type_error(text: str, kind: GoType) -> None:
+def test_value_of_another_type_is_a_type_error(text: str, kind: GoType) -> None:
     error = decode(text.encode(), kind).error
     assert error is not None
     assert error.kind == "type"
@@ -114,11 +114,11 @@ def test_a_value_of_another_type_is_a_type_error(text: str, kind: GoType) -> Non
 @pytest.mark.parametrize(
     "kind", [INT, FLOAT, STR, BOOL, TIME, ANY, Bytes(), Slice(INT), Map(INT), Ptr(INT), POINT]
 )
-def test_null_is_the_zero_value_of_everything(kind: GoType) -> None:
+def test_null_is_the_zero_value_of_every_type(kind: GoType) -> None:
     assert decode(b"null", kind).must() == kind.zero()
 
 
-def test_null_leaves_what_a_scalar_had_and_empties_what_can_be_nil() -> None:
+def test_null_keeps_scalars_and_clears_nilable_values() -> None:
     twice = b'{"count": 1, "count": null, "name": "a", "name": null, "point": {"x": 1}'
     twice += b', "point": null, "items": [1], "items": null, "map": {"a": 1}, "map": null'
     twice += b', "next": {"x": 1}, "next": null}'
@@ -131,7 +131,7 @@ def test_null_leaves_what_a_scalar_had_and_empties_what_can_be_nil() -> None:
 # --- structs
 
 
-def test_a_key_matches_in_any_case_but_with_its_underscores() -> None:
+def test_key_matches_in_any_case_but_needs_its_underscores() -> None:
     kind = Struct("T", {"session_id": STR, "MIMEType": STR})
     assert values(b'{"SESSION_ID": "a", "mimetype": "b"}', kind) == {
         "session_id": "a",
@@ -140,23 +140,23 @@ def test_a_key_matches_in_any_case_but_with_its_underscores() -> None:
     assert values(b'{"SessionID": "a", "sessionId": "b", "mime_type": "c"}', kind) == {}
 
 
-def test_an_exact_key_is_preferred_to_one_in_another_case() -> None:
+def test_exact_key_wins_over_another_case() -> None:
     kind = Struct("T", {"ID": STR, "id": STR})
     assert values(b'{"id": "exact"}', kind) == {"id": "exact"}
     assert values(b'{"Id": "folded"}', kind) == {"ID": "folded"}
 
 
-def test_keys_fold_as_unicode_does_for_the_two_letters_that_reach_ascii() -> None:
+def test_only_two_non_ascii_letters_fold_to_ascii_in_keys() -> None:
     kind = Struct("T", {"kiss": STR})
     assert values('{"\u212ai\u017f\u017f": "a"}'.encode(), kind) == {"kiss": "a"}
     assert values('{"ki\u00df": "a"}'.encode(), kind) == {}
 
 
-def test_unknown_keys_are_ignored_whatever_they_hold() -> None:
+def test_unknown_keys_are_ignored() -> None:
     assert values(b'{"what": {"deep": [1e999, {}]}, "count": 2}') == {"count": 2}
 
 
-def test_of_duplicate_keys_the_last_wins_and_structs_and_maps_are_merged() -> None:
+def test_last_duplicate_key_wins_and_structs_and_maps_are_merged() -> None:
     data = b'{"count": 1, "Count": 2, "point": {"x": 1}, "point": {"y": 2}'
     data += b', "map": {"a": 1}, "map": {"b": 2}, "items": [1, 2], "items": [3]}'
     found = values(data)
@@ -164,17 +164,17 @@ def test_of_duplicate_keys_the_last_wins_and_structs_and_maps_are_merged() -> No
     assert found == {"count": 2, "map": {"a": 1, "b": 2}, "items": [3]}
 
 
-def test_a_pointer_is_nil_until_something_but_null_is_in_it() -> None:
+def test_pointer_is_nil_only_for_null() -> None:
     assert values(b'{"next": null}') == {}
     assert record(values(b'{"next": {}}')["next"]).values == {"x": 0, "y": 0}
 
 
-def test_a_map_entry_of_null_is_there_with_a_zero_value() -> None:
+def test_null_map_entry_has_a_zero_value() -> None:
     assert decode(b'{"a": null}', Map(INT)).must() == {"a": 0}
     assert decode(b'{"a": null}', Map(Ptr(INT))).must() == {"a": None}
 
 
-def test_after_a_mismatch_the_rest_is_still_filled_and_the_first_error_is_returned() -> None:
+def test_mismatch_fills_the_rest_and_returns_the_first_error() -> None:
     found = decode(b'{"count": "1", "name": "a", "on": 1, "point": {"x": 1.5, "y": 2}}', PLAIN)
     assert found.error is not None
     assert found.error.text == "json: cannot unmarshal string into int"
@@ -183,7 +183,7 @@ def test_after_a_mismatch_the_rest_is_still_filled_and_the_first_error_is_return
     assert got.record("point").values == {"x": 0, "y": 2}
 
 
-def test_after_an_error_of_a_types_own_decoder_nothing_more_is_filled() -> None:
+def test_error_of_a_custom_decoder_stops_filling() -> None:
     found = decode(b'{"count": 1, "at": "", "name": "a"}', PLAIN)
     assert found.error is not None
     assert found.error.kind == "custom"
@@ -205,7 +205,7 @@ def test_after_an_error_of_a_types_own_decoder_nothing_more_is_filled() -> None:
         (b'"\xed\xa0\x80"', "\ufffd\ufffd\ufffd"),
     ],
 )
-def test_what_is_no_unicode_becomes_replacement_characters(data: bytes, text: str) -> None:
+def test_invalid_unicode_becomes_replacement_characters(data: bytes, text: str) -> None:
     assert decode(data, STR).must() == text
 
 
@@ -216,7 +216,7 @@ def test_what_is_no_unicode_becomes_replacement_characters(data: bytes, text: st
         ('"aGVsbG8="', b"hello"),
         ('"aGVs\\r\\nbG8="', b"hello"),
         ('"aGk="', b"hi"),
-        ('"aGl="', b"hi"),  # Stray bits at the end are not looked at.
+        ('"aGl="', b"hi"),  # Stray bits at the end are ignored.
         ("[104, 105]", b"hi"),
     ],
 )
@@ -227,7 +227,7 @@ def test_bytes_are_base64_with_padding(text: str, data: bytes) -> None:
 @pytest.mark.parametrize(
     "text", ["aGVsbG8", "aGVsbG8==", "aGk_", "a", "aGk= ", "=", "aGVs====", "é"]
 )
-def test_other_base64_is_an_error_that_does_not_stop_the_decode(text: str) -> None:
+def test_invalid_base64_is_an_error_that_does_not_stop_the_decode(text: str) -> None:
     found = decode(f'{{"data": "{text}", "count": 1}}'.encode(), PLAIN)
     assert found.error is not None
     assert record(found.value).integer("count") == 1
@@ -242,13 +242,13 @@ def test_other_base64_is_an_error_that_does_not_stop_the_decode(text: str) -> No
         "2026-08-21T19:08:35.1-23:59",
         "2024-02-29T00:00:00Z",
         "0000-01-01T00:00:00Z",
-        # Go's check of these is switched off in its own source, and it takes them.
+        # Go disables its check for these in its own source and accepts them.
         "2026-08-21T9:08:35Z",
         "2026-08-21T19:08:35,5Z",
         "2026-08-21T19:08:35+24:60",
     ],
 )
-def test_a_time_is_rfc_3339_with_a_zone(text: str) -> None:
+def test_time_is_rfc_3339_with_a_zone(text: str) -> None:
     assert decode(f'"{text}"'.encode(), TIME).must() == text
 
 
@@ -276,7 +276,7 @@ def test_a_time_is_rfc_3339_with_a_zone(text: str) -> None:
         '" 2026-08-21T19:08:35Z"',
     ],
 )
-def test_any_other_time_is_an_error(text: str) -> None:
+def test_other_time_formats_are_errors(text: str) -> None:
     assert decode(text.encode(), TIME).error is not None
 
 
@@ -315,7 +315,7 @@ def test_any_other_time_is_an_error(text: str) -> None:
         "\xa01",
     ],
 )
-def test_a_syntax_error_fills_nothing(text: str) -> None:
+def test_syntax_error_fills_nothing(text: str) -> None:
     for read in (decode, unmarshal):
         found = read(text.encode(), ANY)
         assert found.error is not None, read
@@ -323,7 +323,7 @@ def test_a_syntax_error_fills_nothing(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
-def test_nothing_at_all_is_eof_to_a_decoder_and_a_syntax_error_to_unmarshal(text: str) -> None:
+def test_empty_input_is_eof_to_decode_and_a_syntax_error_to_unmarshal(text: str) -> None:
     errors = [read(text.encode(), ANY).error for read in (decode, unmarshal)]
     assert [error.kind for error in errors if error] == ["eof", "syntax"]
 
@@ -335,7 +335,7 @@ def test_nothing_at_all_is_eof_to_a_decoder_and_a_syntax_error_to_unmarshal(text
         *('"a', '"a\\', '"\\u12', "tru", "n", "-", "1.", "1e", "1.5e+"),
     ],
 )
-def test_a_text_cut_short_is_an_unexpected_eof(text: str) -> None:
+def test_truncated_text_is_an_unexpected_eof(text: str) -> None:
     errors = [read(text.encode(), ANY).error for read in (decode, unmarshal)]
     assert [error.kind for error in errors if error] == ["unexpected eof", "syntax"]
 
@@ -353,9 +353,7 @@ def test_a_text_cut_short_is_an_unexpected_eof(text: str) -> None:
         ("[1]]", [1.0]),
     ],
 )
-def test_a_decoder_ignores_what_follows_the_first_value_and_unmarshal_does_not(
-    text: str, value: object
-) -> None:
+def test_decode_ignores_trailing_data_and_unmarshal_does_not(text: str, value: object) -> None:
     assert decode(text.encode(), ANY).must() == value
     error = unmarshal(text.encode(), ANY).error
     assert error is not None
@@ -366,16 +364,16 @@ def test_space_around_a_value_is_ignored() -> None:
     assert unmarshal(b' \t\r\n{ "count" :\n1 }\n', PLAIN).error is None
 
 
-def test_10000_levels_are_read_and_10001_are_not() -> None:
+def test_10000_levels_are_accepted_and_10001_are_not() -> None:
     deep = b"[" * DEPTH_MAX + b"]" * DEPTH_MAX
-    assert unmarshal(deep, STR).error is not None  # Not a string, but no syntax error either.
+    assert unmarshal(deep, STR).error is not None  # Not a string, but not a syntax error.
     assert decode(b'{"unknown": ' + deep[1:-1] + b"}", PLAIN).error is None
     deeper = decode(b"[" + deep + b"]", PLAIN).error
     assert deeper is not None
     assert deeper.text == "exceeded max depth"
 
 
-def test_must_raises_what_go_would_have_returned() -> None:
+def test_must_raises_the_error_that_go_returns() -> None:
     with pytest.raises(DecodeError, match="cannot unmarshal bool into string"):
         decode(b"true", STR).must()
 
@@ -383,13 +381,13 @@ def test_must_raises_what_go_would_have_returned() -> None:
 # --- encoding
 
 
-def test_a_body_is_compact_and_escapes_what_html_would_read() -> None:
+def test_encoded_body_is_compact_and_escapes_html() -> None:
     assert encode({"a": ["<&>", "\u2028é"], "b": None}) == (
         '{"a":["\\u003c\\u0026\\u003e","\\u2028é"],"b":null}'.encode()
     )
 
 
-def test_a_struct_is_written_without_its_empty_optional_fields() -> None:
+def test_struct_is_encoded_without_its_empty_optional_fields() -> None:
     kind = Struct(
         "T", {"id": STR, "note?": STR, "cost": FLOAT, "items": Slice(INT), "data": Bytes()}
     )

@@ -1,4 +1,4 @@
-"""Messages of the real server on a TUI's screen: streamed, reloaded, and strictly decoded."""
+"""Messages of the real server on a TUI's screen: streamed, reloaded and strictly decoded."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ LOGGER = "tests.crush_client.events"
 
 @asynccontextmanager
 async def opened(flow: FlowServer) -> AsyncGenerator[tuple[Tui, Messages, SessionId]]:
-    """A TUI with an open session, and the place where the server's messages are made."""
+    """Open a TUI with an open session, and the server's `Messages` of its workspace."""
     startup = startup_for(flow.url, flow.folder)
     async with asyncio.timeout(WAIT_S), open_tui(project(flow), startup) as tui:
         await tui.events.until(lambda: tui.events.connections == 1)
@@ -33,8 +33,8 @@ async def opened(flow: FlowServer) -> AsyncGenerator[tuple[Tui, Messages, Sessio
         yield tui, messages, SessionId(tui.screen.session_id)
 
 
-def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the client's reader of events logged; a slow machine makes others log as well."""
+def reader_log(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Log records of the client's event reader; on a slow machine other loggers add theirs."""
     return [r.getMessage() for r in caplog.records if r.name == LOGGER]
 
 
@@ -42,7 +42,7 @@ def text(value: str) -> wire.Part:
     return wire.TextPart(wire.Text(value))
 
 
-async def test_a_streamed_answer_grows_on_the_screen_and_is_the_same_after_a_reload(
+async def test_streamed_answer_grows_and_is_the_same_after_a_reload(
     flow: FlowServer,
 ) -> None:
     async with opened(flow) as (tui, messages, session_id):
@@ -53,7 +53,7 @@ async def test_a_streamed_answer_grows_on_the_screen_and_is_the_same_after_a_rel
         await tui.until(lambda: answer in tui.screen.items)
         for word, shown in (("Hello", "Hello"), (" there", "Hello there")):
             messages.append(draft, 0, "text", word)
-            await flow.settle()
+            await flow.run_ready()
             flow.clock.advance(WINDOW_S)
             await tui.until(lambda shown=shown: tui.screen.items[answer].text == shown)
         await messages.finish(draft, wire.Finish("end_turn", 7))
@@ -68,7 +68,7 @@ async def test_a_streamed_answer_grows_on_the_screen_and_is_the_same_after_a_rel
         assert (tui.calls.log, tui.screen.toasts) == ([], [])
 
 
-async def test_a_call_and_its_result_are_shown_live_and_after_a_reload(flow: FlowServer) -> None:
+async def test_call_and_result_are_shown_live_and_after_a_reload(flow: FlowServer) -> None:
     async with opened(flow) as (tui, messages, session_id):
         draft, _ = messages.open(session_id)
         reasoning = wire.Reasoning("I should look.", "sig", 1, 2)
@@ -90,7 +90,7 @@ async def test_a_call_and_its_result_are_shown_live_and_after_a_reload(flow: Flo
         assert tui.calls.log == []
 
 
-async def test_every_kind_of_part_and_odd_text_pass_the_strict_decoder(
+async def test_all_part_types_and_odd_text_pass_the_strict_decoder(
     flow: FlowServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     parts: list[wire.Part] = [
@@ -105,14 +105,14 @@ async def test_every_kind_of_part_and_odd_text_pass_the_strict_decoder(
             message, durable = messages.add(session_id, "user", [text("mark")])
             await durable
             await tui.until(lambda: message.id in tui.screen.items)
-        assert complaints(caplog) == []
+        assert reader_log(caplog) == []
         assert await tui.sessions.load(session_id)
         first, mark = tui.screen.items.values()
         assert (first.text, mark.text) == ("a\ufffdb\x00\u2028 <&> \U0001f600", "mark")
         assert (tui.calls.log, tui.screen.toasts) == ([], [])
 
 
-async def test_a_message_that_is_taken_back_disappears(flow: FlowServer) -> None:
+async def test_deleted_message_disappears(flow: FlowServer) -> None:
     async with opened(flow) as (tui, messages, session_id):
         message, _ = messages.add(session_id, "user", [text("oops")])
         await tui.until(lambda: message.id in tui.screen.items)
@@ -120,7 +120,7 @@ async def test_a_message_that_is_taken_back_disappears(flow: FlowServer) -> None
         await tui.until(lambda: message.id not in tui.screen.items)
 
 
-async def test_prompts_are_remembered_newest_first(flow: FlowServer) -> None:
+async def test_prompt_history_is_newest_first(flow: FlowServer) -> None:
     async with opened(flow) as (tui, messages, session_id):
         for prompt in ("first", "second"):
             _, durable = messages.add(session_id, "user", [text(prompt)])
@@ -133,7 +133,7 @@ async def test_prompts_are_remembered_newest_first(flow: FlowServer) -> None:
         assert tui.calls.log == []
 
 
-async def test_a_heartbeat_is_a_line_that_the_client_skips_in_silence(
+async def test_heartbeat_is_skipped_without_a_log_entry(
     flow: FlowServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(flow) as (tui, messages, session_id):
@@ -141,11 +141,11 @@ async def test_a_heartbeat_is_a_line_that_the_client_skips_in_silence(
             flow.clock.advance(10 * HEARTBEAT_S)
             message, _ = messages.add(session_id, "user", [text("after")])
             await tui.until(lambda: message.id in tui.screen.items)
-        assert complaints(caplog) == []
+        assert reader_log(caplog) == []
         assert list(tui.screen.items.values()) == [Item(message.id, "user", "after", "stop")]
 
 
-async def test_a_burst_of_messages_arrives_whole_and_in_order(flow: FlowServer) -> None:
+async def test_burst_of_messages_arrives_complete_and_in_order(flow: FlowServer) -> None:
     async with opened(flow) as (tui, messages, session_id):
         sent = [messages.add(session_id, "user", [text(str(n))])[0].id for n in range(500)]
         await tui.until(lambda: len(tui.screen.items) == len(sent))

@@ -1,4 +1,4 @@
-"""Prompts that cannot be sent, cancels and dialogs of nobody: what a person gets to see."""
+"""Rejected prompts, cancels without a run, and dialogs without a request."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -13,7 +13,7 @@ from tests.support import WAIT_S
 
 
 async def attached(flow: FlowServer, stack: AsyncExitStack) -> Tui:
-    """A TUI whose stream is open and whose pauses are held up."""
+    """Open a TUI with a connected stream and held pauses."""
     pauses = Pauses()
     pauses.hold()
     startup = startup_for(flow.url, flow.folder)
@@ -22,14 +22,14 @@ async def attached(flow: FlowServer, stack: AsyncExitStack) -> Tui:
     return tui
 
 
-async def told(tui: Tui, line: str) -> None:
-    """Put a recorded line where the stream would have put it."""
+async def deliver(tui: Tui, line: str) -> None:
+    """Deliver a recorded line as if it came from the stream."""
     event = parse_line(line.encode())
     assert event is not None
     await tui.events.channel.put(event)
 
 
-async def test_a_prompt_without_a_model_is_rejected_before_a_session_is_made(
+async def test_prompt_without_a_model_is_rejected_before_a_session_is_created(
     bare: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
@@ -39,7 +39,7 @@ async def test_a_prompt_without_a_model_is_rejected_before_a_session_is_made(
         assert await tui.sessions.pick() == []
 
 
-async def test_a_prompt_that_is_posted_all_the_same_shows_the_servers_reason(
+async def test_prompt_refused_by_the_server_shows_its_reason(
     bare: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
@@ -58,7 +58,7 @@ async def test_a_prompt_that_is_posted_all_the_same_shows_the_servers_reason(
         assert (tui.calls.log, tui.screen.is_busy) == ([], False)
 
 
-async def test_a_cancel_and_a_clear_of_the_queue_succeed_although_nothing_runs(
+async def test_cancel_and_queue_clear_succeed_without_a_run(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
@@ -69,17 +69,17 @@ async def test_a_cancel_and_a_clear_of_the_queue_succeed_although_nothing_runs(
         assert (tui.calls.log, tui.screen.is_busy, tui.screen.queue) == ([], False, [])
 
 
-async def test_a_prompt_to_a_workspace_that_is_gone_says_that_the_server_reset_it(
+async def test_prompt_to_a_closed_workspace_shows_that_it_was_reset(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         tui = await attached(flow, stack)
-        await tui.api.call(5)  # The last claim is gone, and with it the workspace.
+        await tui.api.call(5)  # The last claim ends, and with it the workspace.
         assert not await tui.send_prompt("hi")
         assert tui.screen.toasts == [RESET]
 
 
-async def test_a_prompt_to_a_server_that_does_not_answer_says_that_it_is_lost(
+async def test_prompt_to_an_unreachable_server_shows_that_it_is_lost(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
@@ -90,26 +90,26 @@ async def test_a_prompt_to_a_server_that_does_not_answer_says_that_it_is_lost(
         assert tui.screen.toasts == [LOST]
 
 
-async def test_a_recorded_ask_opens_a_dialog_whose_answer_comes_too_late_for_the_server(
+async def test_answer_to_an_unknown_permission_request_is_not_resolved(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         tui = await attached(flow, stack)
         for action in ("allow", "allow_session", "deny"):
-            await told(tui, EVENTS["permission_notification"])
-            await told(tui, EVENTS["permission_request"])
+            await deliver(tui, EVENTS["permission_notification"])
+            await deliver(tui, EVENTS["permission_request"])
             await tui.until(lambda: tui.screen.permission is not None)
             assert not await tui.answer_permission(action)
             assert tui.screen.permission is None
         assert tui.calls.log == []
 
 
-async def test_questions_that_nobody_asked_are_answered_and_cancelled_without_an_error(
+async def test_answer_to_unknown_questions_is_not_resolved(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         tui = await attached(flow, stack)
-        await told(tui, EVENTS["question_batch_request"])
+        await deliver(tui, EVENTS["question_batch_request"])
         await tui.until(lambda: tui.screen.questions is not None)
         answers = [{"request_id": "q1", "selected_ids": ["pg"]}, {"request_id": "q2", "yes": True}]
         assert not await tui.answer_questions([*answers])
@@ -117,21 +117,21 @@ async def test_questions_that_nobody_asked_are_answered_and_cancelled_without_an
         assert tui.calls.log == []
 
 
-async def test_a_changed_configuration_is_fetched_again(flow: FlowServer) -> None:
+async def test_changed_configuration_is_fetched_again(flow: FlowServer) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         tui = await attached(flow, stack)
         known = tui.calls.workspace
-        await told(tui, EVENTS["config_changed"])
+        await deliver(tui, EVENTS["config_changed"])
         await tui.until(lambda: tui.calls.workspace is not known)
         assert tui.sent[-1] == "GET W"
         assert tui.calls.log == []
 
 
-async def test_an_mcp_event_leads_to_four_calls_that_all_succeed(flow: FlowServer) -> None:
+async def test_mcp_event_leads_to_four_successful_calls(flow: FlowServer) -> None:
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         tui = await attached(flow, stack)
         before = len(tui.sent)
-        await told(tui, EVENTS["mcp_event"])
+        await deliver(tui, EVENTS["mcp_event"])
         await tui.until(lambda: len(tui.sent) == before + 4)
         assert tui.sent[before:] == [
             "POST W/agent/update",

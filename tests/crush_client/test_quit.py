@@ -1,4 +1,4 @@
-"""Leaving: a TUI retires and its claim is gone; one that vanishes keeps it for its grace."""
+"""Quitting: a TUI retires its claim; a killed TUI keeps it for a grace period."""
 
 import asyncio
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.support import WAIT_S
 DETACH_GRACE_S, LINGER_S = 10, 60
 
 
-async def test_a_tui_that_quits_closes_its_stream_and_retires_and_says_nothing_else(
+async def test_quit_closes_the_stream_and_sends_only_a_retire(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S):
@@ -38,7 +38,7 @@ async def test_a_tui_that_quits_closes_its_stream_and_retires_and_says_nothing_e
         assert flow.server.registry.list() == []
 
 
-async def test_the_claim_of_a_tui_that_quit_is_gone_and_its_id_is_never_taken_again(
+async def test_retired_client_id_is_refused_and_its_session_is_kept(
     flow: FlowServer,
 ) -> None:
     startup = startup_for(flow.url, flow.folder)
@@ -54,7 +54,7 @@ async def test_the_claim_of_a_tui_that_quit_is_gone_and_its_id_is_never_taken_ag
             assert another.screen.title == "kept"
 
 
-async def test_a_tui_that_quits_disturbs_nobody_who_stays(flow: FlowServer) -> None:
+async def test_quit_of_one_tui_does_not_disturb_another(flow: FlowServer) -> None:
     startup = startup_for(flow.url, flow.folder)
     async with asyncio.timeout(WAIT_S), open_tui(project(flow), startup) as stays:
         await stays.events.until(lambda: stays.events.connections == 1)
@@ -69,7 +69,7 @@ async def test_a_tui_that_quits_disturbs_nobody_who_stays(flow: FlowServer) -> N
         assert stays.calls.log == []
 
 
-async def test_the_server_leaves_when_the_last_tui_quit_and_its_linger_passed(
+async def test_server_exits_when_its_linger_passes_after_the_last_quit(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S):
@@ -82,7 +82,7 @@ async def test_the_server_leaves_when_the_last_tui_quit_and_its_linger_passed(
         await flow.left.wait()
 
 
-async def test_a_tui_that_vanishes_keeps_its_claim_for_the_grace_and_no_longer(
+async def test_killed_tui_keeps_its_claim_for_the_grace_period_only(
     flow: FlowServer,
 ) -> None:
     async with asyncio.timeout(WAIT_S):
@@ -97,7 +97,7 @@ async def test_a_tui_that_vanishes_keeps_its_claim_for_the_grace_and_no_longer(
         assert flow.server.registry.list() == []
 
 
-async def test_a_new_tui_within_the_grace_of_one_that_vanished_joins_its_workspace(
+async def test_new_tui_within_the_grace_period_joins_the_workspace(
     flow: FlowServer,
 ) -> None:
     startup = startup_for(flow.url, flow.folder)
@@ -111,17 +111,17 @@ async def test_a_new_tui_within_the_grace_of_one_that_vanished_joins_its_workspa
             assert flow.server.registry.list() == [workspace]
 
 
-# --- servers of other kinds
+# --- other servers
 
 
-async def quitting(folder: Path, status: int) -> list[str]:
-    """What a TUI sends as it quits a server that answers the retiring so."""
-    heard: list[str] = []
+async def quit_requests(folder: Path, status: int) -> list[str]:
+    """Requests of a TUI that quits a server with this status for the retire request."""
+    requests: list[str] = []
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
-            heard.append((await read_request(reader)).decode().partition(" HTTP")[0])
-            code = status if "/clients/" in heard[-1] else 200
+            requests.append((await read_request(reader)).decode().partition(" HTTP")[0])
+            code = status if "/clients/" in requests[-1] else 200
             writer.write(b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % code)
 
     async with open_script(folder, script) as url, asyncio.timeout(WAIT_S):
@@ -129,24 +129,22 @@ async def quitting(folder: Path, status: int) -> list[str]:
         api.workspace_id = "w"
         startup = Startup(url, folder / "cache", never_spawn)
         await Tui(api, Project("/p"), startup, Pauses()).quit()
-    return heard
+    return requests
 
 
-async def test_a_server_that_knows_no_retiring_is_told_to_release(tmp_path: Path) -> None:
-    assert await quitting(tmp_path, 404) == [
+async def test_server_without_retire_gets_a_release(tmp_path: Path) -> None:
+    assert await quit_requests(tmp_path, 404) == [
         "DELETE /v1/clients/c",
         "DELETE /v1/workspaces/w?client_id=c",
     ]
 
 
 @pytest.mark.parametrize("status", [200, 204, 400, 500])
-async def test_any_other_answer_to_the_retiring_is_left_at_that(
-    tmp_path: Path, status: int
-) -> None:
-    assert await quitting(tmp_path, status) == ["DELETE /v1/clients/c"]
+async def test_other_retire_responses_send_no_release(tmp_path: Path, status: int) -> None:
+    assert await quit_requests(tmp_path, status) == ["DELETE /v1/clients/c"]
 
 
-async def test_a_tui_whose_server_is_gone_quits_all_the_same(tmp_path: Path) -> None:
+async def test_tui_without_a_server_can_quit(tmp_path: Path) -> None:
     url = f"unix://{tmp_path}/nobody"
     api = Api(Transport(parse_host(url)), "c")
     tui = Tui(api, Project("/p"), Startup(url, tmp_path, never_spawn), Pauses())

@@ -1,4 +1,4 @@
-"""A TUI that loses its server comes back to its sessions, and never hangs."""
+"""A TUI that loses its server reconnects to its sessions and never hangs."""
 
 import asyncio
 import signal
@@ -31,7 +31,7 @@ DETACH_GRACE_S = 10
 
 @asynccontextmanager
 async def attached(flow: FlowServer, pauses: Pauses) -> AsyncGenerator[Tui]:
-    """A TUI with a stream and an open session."""
+    """Open a TUI with a connected stream and an open session."""
     startup = startup_for(flow.url, flow.folder)
     async with open_tui(project(flow), startup, sleep=pauses) as tui:
         await tui.events.until(lambda: tui.events.connections == 1)
@@ -41,7 +41,7 @@ async def attached(flow: FlowServer, pauses: Pauses) -> AsyncGenerator[Tui]:
 
 
 async def cut(flow: FlowServer, tui: Tui) -> None:
-    """Close every connection of a client, and wait until both sides know; call it on hold."""
+    """Close every connection of a client and wait until both sides know. Hold pauses first."""
     await tui.api.transport.aclose()
     claims = flow.workspace(tui.api.workspace_id).claims
     assert any(client_id == tui.api.client_id for client_id in claims.by_client)
@@ -61,7 +61,7 @@ def since(tui: Tui, before: int, session_id: str) -> list[str]:
 # --- in this process
 
 
-async def test_a_cut_connection_is_opened_again_and_what_was_missed_is_loaded(
+async def test_lost_connection_is_reopened_and_missed_changes_are_loaded(
     flow: FlowServer,
 ) -> None:
     pauses = Pauses()
@@ -82,11 +82,11 @@ async def test_a_cut_connection_is_opened_again_and_what_was_missed_is_loaded(
         assert calls[:2] == ["GET W/events?client_id=C", "POST W/current-session?client_id=C"]
         assert {"GET W/sessions/S", "GET W/sessions/S/messages"} <= set(calls)
         assert (tui.screen.title, tui.events.recreated) == ("while you were away", 0)
-        assert pauses.asked == [0.25]
+        assert pauses.requested == [0.25]
         assert (tui.calls.log, tui.screen.toasts) == ([], [])
 
 
-async def test_a_workspace_that_closed_meanwhile_is_made_again_with_the_same_ids(
+async def test_workspace_that_closed_meanwhile_is_recreated_with_the_same_ids(
     flow: FlowServer,
 ) -> None:
     pauses = Pauses()
@@ -107,12 +107,12 @@ async def test_a_workspace_that_closed_meanwhile_is_made_again_with_the_same_ids
             "GET W/events?client_id=C",
         ]
         assert (tui.events.recreated, tui.api.workspace_id) == (1, workspace_id)
-        assert streams(flow, tui) == 1  # Of a claim under the same client id.
+        assert streams(flow, tui) == 1  # A claim with the same client id.
         assert (tui.screen.session_id, tui.screen.title) == (session_id, "kept")
         assert (tui.calls.log, tui.screen.toasts) == ([], [])
 
 
-async def test_a_client_that_comes_back_within_its_grace_finds_its_workspace_untouched(
+async def test_reconnect_within_the_grace_period_keeps_the_workspace(
     flow: FlowServer,
 ) -> None:
     pauses = Pauses()
@@ -128,18 +128,18 @@ async def test_a_client_that_comes_back_within_its_grace_finds_its_workspace_unt
         assert tui.events.recreated == 0
 
 
-async def test_a_server_that_goes_and_comes_back_is_found_by_pauses_that_double(
+async def test_restarted_server_is_found_with_doubling_pauses(
     tmp_path: Path, folder: Path, kind: str
 ) -> None:
     pauses = Pauses()
-    host = f"unix://{folder}/s" if kind == "unix" else ""  # The second server comes back to it.
+    host = f"unix://{folder}/s" if kind == "unix" else ""  # The second server uses it again.
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as clients:
         async with AsyncExitStack() as first:
             flow = await first.enter_async_context(open_flow(tmp_path, kind, host=host))
             url = flow.url
             tui = await clients.enter_async_context(attached(flow, pauses))
         await pauses.until(9)
-        assert pauses.asked[:9] == [0.25, 0.25, 0.5, 1, 2, 4, 8, 10, 10]
+        assert pauses.requested[:9] == [0.25, 0.25, 0.5, 1, 2, 4, 8, 10, 10]
         pauses.hold()
         async with open_flow(tmp_path, kind, host=url):
             pauses.release()
@@ -151,12 +151,14 @@ async def test_a_server_that_goes_and_comes_back_is_found_by_pauses_that_double(
             await tui.quit()
 
 
-async def test_a_tui_that_was_retired_by_another_cannot_come_back_and_says_so_at_last(
+async def test_tui_retired_by_another_client_shows_that_it_cannot_restore(
     flow: FlowServer,
 ) -> None:
     pauses = Pauses()
     async with asyncio.timeout(WAIT_S), attached(flow, pauses) as tui:
-        await tui.api.call(5)  # Somebody used its id: the workspace closes, the id is burnt.
+        await tui.api.call(
+            5
+        )  # Another client used its id: the workspace closes, the id is retired.
         await tui.until(lambda: tui.screen.toasts != [])
         assert tui.screen.toasts == ["can't restore the workspace"]
         assert tui.events.state is not State.HUNG
@@ -167,7 +169,7 @@ async def test_a_tui_that_was_retired_by_another_cannot_come_back_and_says_so_at
 
 @asynccontextmanager
 async def attached_to(launcher: Launcher, pauses: Pauses) -> AsyncGenerator[Tui]:
-    """A TUI with an open session at the first server of a launcher."""
+    """Open a TUI with an open session at the first server of a launcher."""
     await launcher.spawn()
     await until(lambda: bool(launcher.started))
     (server,) = launcher.started
@@ -183,7 +185,7 @@ async def attached_to(launcher: Launcher, pauses: Pauses) -> AsyncGenerator[Tui]
 
 @pytest.mark.live
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_tui_outlives_the_end_of_its_server_and_sees_its_sessions_again(
+async def test_tui_survives_a_server_restart_and_keeps_its_sessions(
     folder: Path, kind: str, number: signal.Signals
 ) -> None:
     url = f"unix://{folder}/s" if kind == "unix" else "tcp://127.0.0.1:0"

@@ -1,4 +1,4 @@
-"""What the TUI does with each event: recorded lines in, the screen out."""
+"""The TUI's reaction to each event: recorded lines in, the screen out."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ from tests.crush_client.events import parse_line
 from tests.crush_client.golang import Slice, decode, record, records
 from tests.crush_client.lines import EVENTS, SESSION, TURN, line
 from tests.crush_client.screen import POLLS, Call, Event, Item, Reaction, Screen, changes_in
-from tests.crush_client.strict import surprises
+from tests.crush_client.strict import anomalies
 from tests.crush_client.types import FILE
 from tests.crush_client.types import SESSION as SESSION_TYPE
 
@@ -21,7 +21,7 @@ def event(text: str) -> Event:
 
 
 def opened(session_id: str) -> Screen:
-    """A screen on which this session is open."""
+    """A screen with this session open."""
     screen = Screen()
     session = decode(f'{{"id": "{session_id}", "title": "New Session"}}'.encode(), SESSION_TYPE)
     screen.open_session(record(session.must()))
@@ -65,11 +65,11 @@ def result(call_id: str, content: str) -> object:
         b"data: []\n",
     ],
 )
-def test_a_line_that_is_no_event_is_skipped(raw: bytes) -> None:
+def test_line_that_is_not_an_event_is_skipped(raw: bytes) -> None:
     assert parse_line(raw) is None
 
 
-def test_only_a_bare_newline_is_skipped_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_a_bare_newline_is_skipped_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         parse_line(b"\n")
         assert caplog.records == []
@@ -77,20 +77,20 @@ def test_only_a_bare_newline_is_skipped_in_silence(caplog: pytest.LogCaptureFixt
         assert len(caplog.records) == 1
 
 
-def test_an_event_needs_no_space_after_data_and_ignores_what_it_does_not_know() -> None:
+def test_event_without_a_space_and_with_unknown_keys_is_parsed() -> None:
     raw = b'data:{"cursor":"a.1","type":"config_changed","payload":{"type":"updated","payload":'
     found = parse_line(raw + b'{"workspace_id":"w"}}}\r\n')
     assert found is not None
     assert (found.op, found.payload.text("workspace_id"), found.error) == ("updated", "w", None)
 
 
-def test_a_payload_that_does_not_decode_is_delivered_as_far_as_it_got() -> None:
+def test_payload_that_does_not_decode_is_delivered_partly_filled() -> None:
     found = message("updated", "M", "assistant", {"type": "video", "data": {"url": "x"}})
     assert found.error is not None
     assert (found.payload.text("id"), found.payload.records("parts")) == ("M", [])
 
 
-def test_an_event_without_a_payload_is_delivered_empty() -> None:
+def test_event_without_a_payload_is_delivered_empty() -> None:
     found = event('data: {"type": "session"}\n')
     assert found.error is not None
     assert (found.op, found.payload.text("id")) == ("", "")
@@ -99,7 +99,7 @@ def test_an_event_without_a_payload_is_delivered_empty() -> None:
 # --- messages
 
 
-def test_a_whole_turn_leaves_the_prompt_the_answer_and_the_title() -> None:
+def test_whole_turn_shows_the_prompt_the_answer_and_the_title() -> None:
     screen = opened("S")
     wanted = [screen.apply(event(text)) for text in TURN]
     assert screen.items == {
@@ -110,20 +110,20 @@ def test_a_whole_turn_leaves_the_prompt_the_answer_and_the_title() -> None:
     assert wanted == [[], POLLS, POLLS, [], [], [], POLLS, []]
 
 
-def test_a_message_of_another_session_is_not_shown_but_refreshes_the_busy_state() -> None:
+def test_message_of_another_session_is_not_shown_but_polled() -> None:
     screen = opened("another")
     assert screen.apply(message("created", "M", "user", text("hi"))) == POLLS
     assert screen.items == {}
 
 
-def test_an_answer_that_was_never_announced_does_not_show_its_text() -> None:
+def test_answer_without_a_created_event_does_not_show_its_text() -> None:
     screen = opened(SESSION)
     screen.apply(message("updated", "M", "assistant", text("unseen"), call("call_1")))
     assert screen.items == {}
     assert list(screen.calls) == ["call_1"]
 
 
-def test_an_update_of_a_prompt_is_ignored_and_a_second_announcement_too() -> None:
+def test_update_and_second_create_of_a_prompt_are_ignored() -> None:
     screen = opened(SESSION)
     screen.apply(message("created", "M", "user", text("first")))
     screen.apply(message("updated", "M", "user", text("second")))
@@ -131,7 +131,7 @@ def test_an_update_of_a_prompt_is_ignored_and_a_second_announcement_too() -> Non
     assert screen.items["M"].text == "first"
 
 
-def test_an_update_with_fewer_parts_replaces_what_was_there() -> None:
+def test_update_with_fewer_parts_replaces_the_message() -> None:
     screen = opened(SESSION)
     screen.apply(message("created", "M", "assistant"))
     screen.apply(message("updated", "M", "assistant", text("first try")))
@@ -139,21 +139,21 @@ def test_an_update_with_fewer_parts_replaces_what_was_there() -> None:
     assert screen.items["M"].text == ""
 
 
-def test_a_deleted_message_is_gone() -> None:
+def test_deleted_message_is_removed() -> None:
     screen = opened(SESSION)
     screen.apply(message("created", "M", "assistant", text("summary")))
     screen.apply(message("deleted", "M", "assistant"))
     assert screen.items == {}
 
 
-def test_a_shell_command_of_another_client_is_not_shown_until_a_reload() -> None:
+def test_shell_command_of_another_client_is_not_shown() -> None:
     screen = opened(SESSION)
     shell = {"type": "shell_command", "data": {"command": "ls", "output": "", "exit_code": 0}}
     screen.apply(message("created", "M", "user", shell))
     assert screen.items == {}
 
 
-def test_a_call_grows_is_finished_and_gets_its_result() -> None:
+def test_call_grows_finishes_and_gets_its_result() -> None:
     screen = opened(SESSION)
     screen.apply(message("created", "M", "assistant"))
     screen.apply(message("updated", "M", "assistant", call("call_1", input="")))
@@ -167,7 +167,7 @@ def test_a_call_grows_is_finished_and_gets_its_result() -> None:
     assert list(screen.items) == ["M"]
 
 
-def test_messages_of_a_sub_agent_are_nested_under_its_call_if_they_call_tools() -> None:
+def test_sub_agent_messages_with_tool_calls_are_nested_under_its_call() -> None:
     screen = opened(SESSION)
     screen.apply(message("created", "M", "assistant", call("call_1", "agent")))
     child = "M$$call_1"
@@ -182,7 +182,7 @@ def test_messages_of_a_sub_agent_are_nested_under_its_call_if_they_call_tools() 
 # --- sessions
 
 
-def test_the_open_session_follows_its_updates_and_ends_at_the_landing_screen() -> None:
+def test_open_session_follows_updates_and_closes_when_deleted() -> None:
     screen = opened(SESSION)
     screen.apply(message("created", "M", "user", text("hi")))
     todo = {"content": "Run tests", "status": "pending", "active_form": "Running"}
@@ -197,7 +197,7 @@ def test_the_open_session_follows_its_updates_and_ends_at_the_landing_screen() -
 # --- dialogs
 
 
-def test_a_permission_request_opens_a_dialog_with_the_tools_own_parameters() -> None:
+def test_permission_request_opens_a_dialog_with_the_tool_params() -> None:
     screen = opened(SESSION)
     screen.apply(message("created", "M", "assistant", call("call_1")))
     screen.apply(event(EVENTS["permission_notification"]))
@@ -210,7 +210,7 @@ def test_a_permission_request_opens_a_dialog_with_the_tools_own_parameters() -> 
 @pytest.mark.parametrize(
     ("answer", "state"), [({"granted": True}, "running"), ({"denied": True}, "awaiting")]
 )
-def test_the_answer_of_any_client_closes_the_dialog(answer: dict[str, bool], state: str) -> None:
+def test_answer_of_any_client_closes_the_dialog(answer: dict[str, bool], state: str) -> None:
     screen = opened("another")
     screen.calls["call_1"] = Call("call_1", "bash")
     screen.apply(event(EVENTS["permission_request"]))
@@ -223,7 +223,7 @@ def test_the_answer_of_any_client_closes_the_dialog(answer: dict[str, bool], sta
     assert screen.calls["call_1"].state == state
 
 
-def test_a_second_request_replaces_the_open_dialog() -> None:
+def test_second_permission_request_replaces_the_open_dialog() -> None:
     screen = opened(SESSION)
     screen.apply(event(EVENTS["permission_request"]))
     screen.apply(event(line("permission_request", "created", {"id": "P2", "tool_name": "ls"})))
@@ -231,7 +231,7 @@ def test_a_second_request_replaces_the_open_dialog() -> None:
     assert screen.permission.text("id") == "P2"
 
 
-def test_a_form_of_questions_is_dismissed_by_any_notification() -> None:
+def test_questions_are_dismissed_by_any_notification() -> None:
     screen = opened("another")
     screen.apply(event(EVENTS["question_batch_request"]))
     assert screen.questions is not None
@@ -240,24 +240,24 @@ def test_a_form_of_questions_is_dismissed_by_any_notification() -> None:
     assert screen.questions is None
 
 
-def test_what_a_dialog_or_a_form_would_not_show_is_noticed() -> None:
+def test_unknown_or_missing_dialog_fields_are_anomalies() -> None:
     params = {"url": "http://x", "format": "text", "headers": "X: y"}
     request: dict[str, object] = {"id": "P", "tool_name": "fetch", "params": params}
-    assert surprises(line("permission_request", "created", request).encode()) == ["param 'headers'"]
+    assert anomalies(line("permission_request", "created", request).encode()) == ["param 'headers'"]
     request["params"] = {"url": "http://x"}
-    assert surprises(line("permission_request", "created", request).encode()) == [
+    assert anomalies(line("permission_request", "created", request).encode()) == [
         "no param 'format'"
     ]
     choice = {"id": "pg", "label": "PostgreSQL", "icon": "x"}
     question = {"id": "q1", "type": "single_choice", "question": "?", "choices": [choice]}
     batch = {"id": "B", "questions": [{**question, "rank": 1}]}
-    assert surprises(line("question_batch_request", "created", batch).encode()) == [
+    assert anomalies(line("question_batch_request", "created", batch).encode()) == [
         "key 'rank'",
         "key 'icon'",
     ]
 
 
-def test_the_lowest_version_of_a_file_is_compared_with_the_highest() -> None:
+def test_lowest_version_of_a_file_is_compared_with_the_highest() -> None:
     files = [
         {"path": path, "version": version, "content": f"{path}{version}"}
         for path, version in (("/a", 1), ("/b", 0), ("/a", 10), ("/a", 2))
@@ -266,7 +266,7 @@ def test_the_lowest_version_of_a_file_is_compared_with_the_highest() -> None:
     assert changes_in(records(history)) == {"/a": ("/a1", "/a10"), "/b": ("/b0", "/b0")}
 
 
-# --- calls that an event leads to
+# --- calls caused by events
 
 
 @pytest.mark.parametrize(
@@ -283,9 +283,7 @@ def test_the_lowest_version_of_a_file_is_compared_with_the_highest() -> None:
         ("update_available", []),
     ],
 )
-def test_an_event_leads_to_the_calls_of_the_real_client(
-    name: str, reactions: list[Reaction]
-) -> None:
+def test_event_leads_to_the_calls_of_crush(name: str, reactions: list[Reaction]) -> None:
     assert opened(SESSION).apply(event(EVENTS[name])) == reactions
 
 

@@ -1,4 +1,4 @@
-"""How a client finds or starts a server: every branch of the start-up, most with real processes."""
+"""Finding or starting a server: every branch of the start-up, most with real processes."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ REUSED = ["shutdown_if_idle 409", "reuse", "ready"]
 
 
 def make_stale(path: Path) -> None:
-    """Leave a socket file behind where nobody listens, as a killed server does."""
+    """Leave a socket file without a listener, as a killed server does."""
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
 
@@ -41,7 +41,7 @@ def make_stale(path: Path) -> None:
 
 
 @pytest.mark.live
-async def test_without_a_socket_a_server_is_started_and_it_serves(folder: Path) -> None:
+async def test_server_is_started_if_there_is_no_socket(folder: Path) -> None:
     async with asyncio.timeout(START_S), open_launcher(folder) as launcher:
         startup = launcher.startup()
         async with open_tui(Project(str(make_directory(folder))), startup) as tui:
@@ -52,7 +52,7 @@ async def test_without_a_socket_a_server_is_started_and_it_serves(folder: Path) 
 
 
 @pytest.mark.live
-async def test_a_stale_socket_is_removed_and_a_server_is_started(folder: Path) -> None:
+async def test_stale_socket_is_removed_and_a_server_is_started(folder: Path) -> None:
     make_stale(folder / "s")
     async with asyncio.timeout(START_S), open_launcher(folder) as launcher:
         startup = launcher.startup()
@@ -61,7 +61,7 @@ async def test_a_stale_socket_is_removed_and_a_server_is_started(folder: Path) -
 
 
 @pytest.mark.live
-async def test_the_socket_of_a_killed_server_is_stale_and_the_next_client_starts_another(
+async def test_killed_server_is_replaced_by_the_next_client(
     folder: Path,
 ) -> None:
     async with asyncio.timeout(2 * START_S), open_launcher(folder) as launcher:
@@ -74,7 +74,7 @@ async def test_the_socket_of_a_killed_server_is_stale_and_the_next_client_starts
 
 
 @pytest.mark.live
-async def test_a_live_server_of_another_version_stays_and_is_used(folder: Path) -> None:
+async def test_running_server_of_another_version_is_reused(folder: Path) -> None:
     async with asyncio.timeout(START_S), open_launcher(folder) as launcher:
         await launcher.startup().ensure()
         for _ in range(3):
@@ -86,7 +86,7 @@ async def test_a_live_server_of_another_version_stays_and_is_used(folder: Path) 
 
 
 @pytest.mark.live
-async def test_two_clients_that_start_at_once_start_one_server(folder: Path) -> None:
+async def test_two_clients_starting_at_once_start_one_server(folder: Path) -> None:
     async with asyncio.timeout(START_S), open_launcher(folder) as launcher:
         startups = [launcher.startup() for _ in range(2)]
         async with asyncio.TaskGroup() as tasks:
@@ -100,7 +100,7 @@ async def test_two_clients_that_start_at_once_start_one_server(folder: Path) -> 
 
 
 @pytest.mark.live
-async def test_a_server_that_was_told_to_end_is_replaced_by_the_next_client(folder: Path) -> None:
+async def test_terminated_server_is_replaced_by_the_next_client(folder: Path) -> None:
     async with asyncio.timeout(2 * START_S), open_launcher(folder) as launcher:
         await launcher.startup().ensure()
         await launcher.started[0].end(signal.SIGTERM)
@@ -112,7 +112,7 @@ async def test_a_server_that_was_told_to_end_is_replaced_by_the_next_client(fold
 # --- a server in this process
 
 
-async def test_a_live_server_answers_409_to_both_commands_and_is_reused(flow: FlowServer) -> None:
+async def test_running_server_refuses_shutdown_with_409_and_is_reused(flow: FlowServer) -> None:
     startup = startup_for(flow.url, flow.folder)
     async with asyncio.timeout(WAIT_S):
         await startup.ensure()
@@ -120,7 +120,7 @@ async def test_a_live_server_answers_409_to_both_commands_and_is_reused(flow: Fl
     assert not flow.left.is_set()
 
 
-async def test_a_server_of_the_same_version_is_not_asked_to_leave(tmp_path: Path) -> None:
+async def test_server_of_the_same_version_is_not_asked_to_shut_down(tmp_path: Path) -> None:
     async with asyncio.timeout(WAIT_S), open_flow(tmp_path, "unix") as flow:
         first = startup_for(flow.url, tmp_path)
         async with open_tui(project(flow), first) as tui:
@@ -131,7 +131,7 @@ async def test_a_server_of_the_same_version_is_not_asked_to_leave(tmp_path: Path
     assert same.trail == ["same version", "ready"]
 
 
-async def test_a_connection_that_says_nothing_disturbs_nobody(flow: FlowServer) -> None:
+async def test_silent_connections_do_not_disturb_a_client(flow: FlowServer) -> None:
     startup = startup_for(flow.url, flow.folder)
     async with asyncio.timeout(WAIT_S), open_tui(project(flow), startup) as tui:
         for _ in range(5):
@@ -140,7 +140,7 @@ async def test_a_connection_that_says_nothing_disturbs_nobody(flow: FlowServer) 
         assert tui.calls.log == []
 
 
-async def test_a_server_that_is_leaving_is_replaced_by_a_new_one_at_the_same_socket(
+async def test_server_shutting_down_is_replaced_at_the_same_socket(
     folder: Path,
 ) -> None:
     url = f"unix://{folder}/s"
@@ -152,7 +152,7 @@ async def test_a_server_that_is_leaving_is_replaced_by_a_new_one_at_the_same_soc
             await until.wait()
 
     async def sleep(seconds: float) -> None:
-        leave.set()  # While the client waits for the socket to vanish, it does.
+        leave.set()  # The socket disappears while the client waits for that.
         await asyncio.sleep(seconds)
 
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
@@ -162,7 +162,7 @@ async def test_a_server_that_is_leaving_is_replaced_by_a_new_one_at_the_same_soc
 
         tasks.create_task(serve(leave), name="old")
         await listening.wait()
-        await ask_to_leave(url)  # From now on it answers 503 to every create.
+        await request_shutdown(url)  # From now on it answers every create with 503.
         startup = Startup(url, folder / "cache", spawn, sleep=sleep)
         async with open_tui(Project(str(make_directory(folder))), startup) as tui:
             await tui.events.until(lambda: tui.events.connections == 1)
@@ -171,8 +171,8 @@ async def test_a_server_that_is_leaving_is_replaced_by_a_new_one_at_the_same_soc
     assert startup.trail == [*REUSED, "create 503", "spawn", "ready"]
 
 
-async def ask_to_leave(url: str) -> None:
-    """What `culm` itself sends; a Crush client cannot."""
+async def request_shutdown(url: str) -> None:
+    """Request a shutdown as `culm` does; a Crush client cannot."""
     reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix://"))
     body = b'{"command": "shutdown", "server": "culm"}'
     writer.write(b"POST /v1/control HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
@@ -181,24 +181,24 @@ async def ask_to_leave(url: str) -> None:
     writer.close()
 
 
-# --- servers of other kinds
+# --- other servers
 
 
 def answer(status: int, body: bytes = b"") -> bytes:
     return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
 
 
-class Foreign:
-    """A server as a table: the first answer whose key is in the request."""
+class FakeServer:
+    """A fake server with a table: the first answer whose key is in the request."""
 
     def __init__(self, answers: dict[str, bytes]) -> None:
-        self.heard: list[str] = []
+        self.requests: list[str] = []
         self._answers = answers
 
     async def script(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             request = (await read_request(reader)).decode()
-            self.heard.append(request.partition(" HTTP")[0])
+            self.requests.append(request.partition(" HTTP")[0])
             found = [a for key, a in self._answers.items() if key in request]
             writer.write(found[0] if found else answer(404))
 
@@ -237,42 +237,42 @@ VERSION = {"GET /v1/version": answer(500, b'{"version": "v1"} and more')}
         ),
     ],
 )
-async def test_a_server_that_does_not_agree_to_leave_is_reused(
+async def test_server_that_refuses_to_shut_down_is_reused(
     folder: Path, answers: dict[str, bytes], trail: list[str]
 ) -> None:
-    foreign = Foreign({**answers, **HEALTHY})
-    async with asyncio.timeout(WAIT_S), open_script(folder, foreign.script) as url:
+    fake = FakeServer({**answers, **HEALTHY})
+    async with asyncio.timeout(WAIT_S), open_script(folder, fake.script) as url:
         startup = Startup(url, folder / "cache", never_spawn)
         await startup.ensure()
     assert startup.trail == trail
 
 
-async def test_a_server_that_agreed_to_leave_loses_its_socket_even_if_it_stays(
+async def test_server_that_agreed_to_shut_down_loses_its_socket(
     folder: Path,
 ) -> None:
     answers = {**VERSION, **HEALTHY, "shutdown_if_idle": answer(200)}
-    foreign, pauses = Foreign(answers), Pauses()
+    fake, pauses = FakeServer(answers), Pauses()
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
-        url = await stack.enter_async_context(open_script(folder, foreign.script))
+        url = await stack.enter_async_context(open_script(folder, fake.script))
 
         async def spawn() -> None:
-            await stack.enter_async_context(open_script(folder, foreign.script))
+            await stack.enter_async_context(open_script(folder, fake.script))
 
         startup = Startup(url, folder / "cache", spawn, sleep=pauses)
         await startup.ensure()
     assert startup.trail == ["shutdown_if_idle 200", "unlink", "spawn", "ready"]
-    assert pauses.asked == [0.1] * VANISH_TRIES
+    assert pauses.requested == [0.1] * VANISH_TRIES
 
 
-async def test_a_server_that_never_becomes_healthy_is_given_up(folder: Path) -> None:
-    foreign = Foreign({**VERSION, "shutdown_if_idle": answer(409)})
-    async with asyncio.timeout(WAIT_S), open_script(folder, foreign.script) as url:
+async def test_server_that_never_becomes_healthy_raises_not_ready(folder: Path) -> None:
+    fake = FakeServer({**VERSION, "shutdown_if_idle": answer(409)})
+    async with asyncio.timeout(WAIT_S), open_script(folder, fake.script) as url:
         startup = Startup(url, folder / "cache", never_spawn, ready_s=0)
         with pytest.raises(NotReady):
             await startup.ensure()
 
 
-async def test_a_server_that_is_leaving_for_ever_is_replaced_twice_and_then_fatal(
+async def test_endless_503_replaces_the_server_twice_and_is_then_fatal(
     folder: Path,
 ) -> None:
     refusal = answer(503, b'{"message": "server is shutting down"}')
@@ -282,22 +282,22 @@ async def test_a_server_that_is_leaving_for_ever_is_replaced_twice_and_then_fata
         "shutdown_if_idle": answer(409),
         "POST /v1/workspaces": refusal,
     }
-    foreign = Foreign(answers)
+    fake = FakeServer(answers)
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
-        url = await stack.enter_async_context(open_script(folder, foreign.script))
+        url = await stack.enter_async_context(open_script(folder, fake.script))
 
         async def spawn() -> None:
-            await stack.enter_async_context(open_script(folder, foreign.script))
+            await stack.enter_async_context(open_script(folder, fake.script))
 
         startup = Startup(url, folder / "cache", spawn, sleep=Pauses())
         with pytest.raises(StatusError, match=r"^status code 503: server is shutting down$"):
             async with open_tui(Project("/p"), startup):
                 pass
     assert startup.trail.count("create 503") == startup.trail.count("spawn") == CREATE_TRIES - 1
-    assert foreign.heard.count("POST /v1/workspaces") == CREATE_TRIES
+    assert fake.requests.count("POST /v1/workspaces") == CREATE_TRIES
 
 
-async def test_a_path_that_cannot_be_looked_at_leads_to_a_spawn(folder: Path) -> None:
+async def test_socket_path_that_cannot_be_read_leads_to_a_spawn(folder: Path) -> None:
     (folder / "file").write_text("no folder")
     spawned: list[str] = []
 
@@ -311,7 +311,7 @@ async def test_a_path_that_cannot_be_looked_at_leads_to_a_spawn(folder: Path) ->
     assert (startup.trail, spawned) == (["stat failed", "spawn"], ["server"])
 
 
-def test_the_lock_of_a_host_is_in_a_folder_of_its_name(folder: Path) -> None:
+def test_lock_folder_is_named_after_the_host(folder: Path) -> None:
     assert not os.path.lexists(folder / "cache")
     startup = Startup("unix:///run/a b.sock", folder / "cache", never_spawn)
     assert startup.lock_folder == folder / "cache" / "server-unix____run_a_b.sock"

@@ -1,4 +1,4 @@
-"""The transport sends what Go sends, and tells the ways apart in which an answer can end."""
+"""The transport sends the bytes that Go sends and distinguishes the endings of a response."""
 
 import asyncio
 import gzip
@@ -26,8 +26,8 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
 @asynccontextmanager
-async def asking(folder: Path, *answers: bytes) -> AsyncGenerator[Transport]:
-    """A transport to a socket that gives these answers, one for each connection."""
+async def open_transport(folder: Path, *answers: bytes) -> AsyncGenerator[Transport]:
+    """Open a transport to a socket that gives one of these answers per connection."""
     left = list(answers)
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,7 +45,7 @@ async def asking(folder: Path, *answers: bytes) -> AsyncGenerator[Transport]:
             await transport.aclose()
 
 
-# --- what is sent
+# --- requests
 
 
 @pytest.mark.parametrize(
@@ -57,30 +57,30 @@ async def asking(folder: Path, *answers: bytes) -> AsyncGenerator[Transport]:
         ("tcp://[::1]:7777", TcpHost("::1", 7777, "[::1]:7777")),
     ],
 )
-def test_a_host_is_read_from_its_url(url: str, host: UnixHost | TcpHost) -> None:
+def test_host_is_parsed_from_its_url(url: str, host: UnixHost | TcpHost) -> None:
     assert parse_host(url) == host
 
 
-def test_a_host_without_a_scheme_is_refused() -> None:
+def test_host_without_a_scheme_is_refused() -> None:
     with pytest.raises(ValueError, match="invalid host format"):
         parse_host("127.0.0.1:7777")
 
 
-def test_a_get_over_a_unix_socket_has_two_headers() -> None:
+def test_get_over_a_unix_socket_has_two_headers() -> None:
     assert Request("GET", "/v1/health").encode(UNIX) == (
         b"GET /v1/health HTTP/1.1\r\nHost: api.crush.localhost\r\n"
         b"User-Agent: Go-http-client/1.1\r\n\r\n"
     )
 
 
-def test_a_post_without_a_body_says_so_and_over_tcp_gzip_is_welcome() -> None:
+def test_post_without_a_body_has_length_0_and_tcp_accepts_gzip() -> None:
     assert Request("POST", "/v1/x").encode(TCP) == (
         b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1:7777\r\nUser-Agent: Go-http-client/1.1\r\n"
         b"Content-Length: 0\r\nAccept-Encoding: gzip\r\n\r\n"
     )
 
 
-def test_the_stream_is_asked_for_with_its_three_headers() -> None:
+def test_stream_request_has_its_three_headers() -> None:
     assert Request("GET", "/v1/e", None, STREAM_HEADERS).encode(UNIX) == (
         b"GET /v1/e HTTP/1.1\r\nHost: api.crush.localhost\r\nUser-Agent: Go-http-client/1.1\r\n"
         b"Accept: text/event-stream\r\nCache-Control: no-cache\r\nConnection: keep-alive\r\n\r\n"
@@ -90,25 +90,25 @@ def test_the_stream_is_asked_for_with_its_three_headers() -> None:
 @pytest.mark.parametrize(
     ("number", "kind"), [(4, b"text/plain"), (7, b"application/json"), (36, b"application/json")]
 )
-async def test_a_json_body_is_labelled_except_for_control(
+async def test_json_body_has_a_content_type_except_for_control(
     tmp_path: Path, number: int, kind: bytes
 ) -> None:
-    heard: list[bytes] = []
+    requests: list[bytes] = []
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await read_request(reader))
+        requests.append(await read_request(reader))
         writer.write(OK)
 
     async with open_script(tmp_path, script) as url, asyncio.timeout(WAIT_S):
         api = Api(Transport(parse_host(url)), "c")
         await api.call(number, {"a": "<"})
         await api.transport.aclose()
-    head, _, body = heard[0].partition(b"\r\n\r\n")
+    head, _, body = requests[0].partition(b"\r\n\r\n")
     assert b"\r\nContent-Type: " + kind in head
     assert body == rb'{"a":"\u003c"}'
 
 
-# --- what comes back
+# --- responses
 
 
 @pytest.mark.parametrize(
@@ -122,15 +122,15 @@ async def test_a_json_body_is_labelled_except_for_control(
     ],
 )
 async def test_every_framing_gives_the_same_body(tmp_path: Path, answer: bytes) -> None:
-    async with asking(tmp_path, answer) as transport:
-        got = await transport.exchange(Request("GET", "/"))
-    assert (got.status, got.body) == (200, b"{}")
+    async with open_transport(tmp_path, answer) as transport:
+        answer_read = await transport.exchange(Request("GET", "/"))
+    assert (answer_read.status, answer_read.body) == (200, b"{}")
 
 
-async def test_a_compressed_body_is_unpacked(tmp_path: Path) -> None:
+async def test_compressed_body_is_decompressed(tmp_path: Path) -> None:
     data = gzip.compress(b"{}")
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(data)}\r\n\r\n"
-    async with asking(tmp_path, head.encode() + data) as transport:
+    async with open_transport(tmp_path, head.encode() + data) as transport:
         assert (await transport.exchange(Request("GET", "/"))).body == b"{}"
 
 
@@ -142,15 +142,15 @@ async def test_a_compressed_body_is_unpacked(tmp_path: Path) -> None:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{}",
     ],
 )
-async def test_a_body_cut_short_is_an_unexpected_eof(tmp_path: Path, answer: bytes) -> None:
-    async with asking(tmp_path, answer) as transport:
+async def test_truncated_body_is_an_unexpected_eof(tmp_path: Path, answer: bytes) -> None:
+    async with open_transport(tmp_path, answer) as transport:
         with pytest.raises(UnexpectedEof):
             await transport.exchange(Request("GET", "/"))
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200", b"what?\r\n\r\n"])
-async def test_no_whole_head_is_a_failed_request(tmp_path: Path, answer: bytes) -> None:
-    async with asking(tmp_path, answer) as transport:
+async def test_incomplete_head_is_a_failed_request(tmp_path: Path, answer: bytes) -> None:
+    async with open_transport(tmp_path, answer) as transport:
         with pytest.raises(TransportError):
             await transport.exchange(Request("GET", "/"))
 
@@ -158,12 +158,12 @@ async def test_no_whole_head_is_a_failed_request(tmp_path: Path, answer: bytes) 
 # --- connections
 
 
-async def test_a_connection_is_used_again_and_a_get_survives_its_end(tmp_path: Path) -> None:
+async def test_connection_is_reused_and_a_get_is_retried_after_its_end(tmp_path: Path) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(2):
             await read_request(reader)
             writer.write(OK)
-        await read_request(reader)  # The third is swallowed.
+        await read_request(reader)  # The third gets no answer.
         writer.close()
 
     async with open_script(tmp_path, script) as url, asyncio.timeout(WAIT_S):
@@ -176,13 +176,13 @@ async def test_a_connection_is_used_again_and_a_get_survives_its_end(tmp_path: P
         await transport.aclose()
 
 
-async def test_a_post_on_a_connection_that_died_is_not_sent_twice(tmp_path: Path) -> None:
-    heard: list[bytes] = []
+async def test_post_on_a_lost_connection_is_not_sent_twice(tmp_path: Path) -> None:
+    requests: list[bytes] = []
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         writer.write(OK)
-        heard.append(await read_request(reader))
+        requests.append(await read_request(reader))
         writer.close()
 
     async with open_script(tmp_path, script) as url, asyncio.timeout(WAIT_S):
@@ -191,13 +191,13 @@ async def test_a_post_on_a_connection_that_died_is_not_sent_twice(tmp_path: Path
         with pytest.raises(TransportError):
             await transport.exchange(Request("POST", "/"))
         await transport.aclose()
-    assert len(heard) == 1
+    assert len(requests) == 1
 
 
-# --- success and its opposite (§14.1)
+# --- success and failure (§14.1)
 
 
-def answered(status: int, body: bytes) -> bytes:
+def response(status: int, body: bytes) -> bytes:
     return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -208,17 +208,17 @@ def answered(status: int, body: bytes) -> bytes:
         *((n, "status code 500") for n in (6, 11, 14, 16, 20, 30, 37, 40, 44, 63)),
     ],
 )
-async def test_an_error_shows_its_message_on_eight_routes_only(
+async def test_error_shows_its_message_on_eight_routes_only(
     tmp_path: Path, number: int, text: str
 ) -> None:
-    async with asking(tmp_path, answered(500, b'{"message": "what"}')) as transport:
+    async with open_transport(tmp_path, response(500, b'{"message": "what"}')) as transport:
         with pytest.raises(StatusError) as caught:
             await Api(transport, "c").call(number, sid="s")
     assert str(caught.value) == text
 
 
-async def test_an_error_without_a_readable_message_shows_its_number(tmp_path: Path) -> None:
-    async with asking(tmp_path, answered(404, b"404 page not found\n")) as transport:
+async def test_error_without_a_readable_message_shows_its_status(tmp_path: Path) -> None:
+    async with open_transport(tmp_path, response(404, b"404 page not found\n")) as transport:
         with pytest.raises(StatusError, match=r"^status code 404$"):
             await Api(transport, "c").call(35)
 
@@ -226,21 +226,21 @@ async def test_an_error_without_a_readable_message_shows_its_number(tmp_path: Pa
 @pytest.mark.parametrize("status", [201, 202, 204, 301])
 async def test_only_200_is_success(tmp_path: Path, status: int) -> None:
     body = b"" if status == 204 else b"{}"
-    async with asking(tmp_path, answered(status, body)) as transport:
+    async with open_transport(tmp_path, response(status, body)) as transport:
         with pytest.raises(StatusError):
             await Api(transport, "c").call(15, {})
 
 
 @pytest.mark.parametrize("status", [200, 202])
-async def test_an_accepted_prompt_may_be_200_or_202(tmp_path: Path, status: int) -> None:
-    async with asking(tmp_path, answered(status, b"")) as transport:
+async def test_accepted_prompt_may_be_200_or_202(tmp_path: Path, status: int) -> None:
+    async with open_transport(tmp_path, response(status, b"")) as transport:
         assert await Api(transport, "c").call(36, {}) is None
 
 
-async def test_an_empty_answer_is_no_messages_and_nothing_else(tmp_path: Path) -> None:
+async def test_empty_response_is_an_empty_list_for_messages_only(tmp_path: Path) -> None:
     for number in (20, 21, 22):
-        async with asking(tmp_path, answered(200, b"")) as transport:
+        async with open_transport(tmp_path, response(200, b"")) as transport:
             assert await Api(transport, "c").call(number, sid="s") == []
-    async with asking(tmp_path, answered(200, b"")) as transport:
+    async with open_transport(tmp_path, response(200, b"")) as transport:
         with pytest.raises(NoAnswer, match="EOF"):
             await Api(transport, "c").call(14)

@@ -1,43 +1,41 @@
-"""Prompts and cancels for real: what a person sees while an agent works, and after it."""
+"""Prompts and cancels: the screen during a turn and after it."""
 
 from pathlib import Path
 
 from culm.events.hub import COALESCE_S
 from culm.testing.script import Reply, ScriptedCall, ScriptedUsage
 from tests.crush_client.agents import (
-    assert_flawless,
+    assert_no_errors,
+    conversation,
+    event_summaries,
     events_of,
     open_agent,
     open_attached,
-    said,
-    told,
-    until_over,
+    until_turn_ended,
 )
 from tests.crush_client.screen import Call
 from tests.crush_client.types import part_type
 
 WAITING = ScriptedCall(name="wait", id="call_1", input={"n": 1})
-CANCELLED_CALL = "Error: user cancelled assistant tool calling"
+CANCELED_CALL = "Error: user cancelled assistant tool calling"
 
 
 # --- a turn
 
 
-async def test_a_prompt_is_told_in_the_order_of_the_reference_and_idle_by_its_end(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_events_of_a_prompt_have_the_reference_order(tmp_path: Path, kind: str) -> None:
     usage = ScriptedUsage(input=900, output=4)
     reply = Reply(deltas=["Hello", " there."], hold_after=1, usage=usage)
     async with open_agent(tmp_path, kind, reply) as agent, open_attached(agent) as tui:
         assert await tui.send_prompt("hi")
         assert tui.screen.is_busy
-        asked = await agent.question()
+        request = await agent.model_request()
         await tui.until(lambda: len(tui.screen.items) == 2)
-        await agent.title()  # It is asked for once the answer has begun.
+        await agent.title_request()  # Requested once the answer has begun.
         agent.flow.clock.advance(COALESCE_S)
-        await tui.until(lambda: said(tui)[-1] == ("assistant", "Hello", ""))
-        agent.model.release(asked)
-        await until_over(tui)
+        await tui.until(lambda: conversation(tui)[-1] == ("assistant", "Hello", ""))
+        agent.model.release(request)
+        await until_turn_ended(tui)
         turn = [
             "session created",
             "message created user stop",
@@ -50,20 +48,23 @@ async def test_a_prompt_is_told_in_the_order_of_the_reference_and_idle_by_its_en
             "agent_finished",
             "run_complete",
         ]
-        await tui.until(lambda: "run_complete" in told(tui))
-        assert told(tui) == turn
+        await tui.until(lambda: "run_complete" in event_summaries(tui))
+        assert event_summaries(tui) == turn
         assert (tui.screen.tokens, tui.screen.title) == (904, "New Session")
         created = events_of(tui)[3].payload
         assert created.records("parts") == []
         assert (created.text("model"), created.text("provider")) == ("demo-1", "demo")
-        agent.model.release(await agent.title())
+        agent.model.release(await agent.title_request())
         await tui.until(lambda: tui.screen.title == "Greeting")
-        assert told(tui) == [*turn, "session updated"]
-        assert said(tui) == [("user", "hi", "stop"), ("assistant", "Hello there.", "end_turn")]
-        assert_flawless(tui)
+        assert event_summaries(tui) == [*turn, "session updated"]
+        assert conversation(tui) == [
+            ("user", "hi", "stop"),
+            ("assistant", "Hello there.", "end_turn"),
+        ]
+        assert_no_errors(tui)
 
 
-async def test_the_end_of_a_run_has_its_answer_and_the_title_of_its_session(
+async def test_run_complete_has_the_answer_and_finish_has_the_session_title(
     tmp_path: Path, kind: str
 ) -> None:
     async with (
@@ -71,7 +72,7 @@ async def test_the_end_of_a_run_has_its_answer_and_the_title_of_its_session(
         open_attached(agent) as tui,
     ):
         assert await tui.send_prompt("hi")
-        await tui.until(lambda: "run_complete" in told(tui))
+        await tui.until(lambda: "run_complete" in event_summaries(tui))
         finished, complete = [
             event.payload
             for event in events_of(tui)
@@ -85,11 +86,11 @@ async def test_the_end_of_a_run_has_its_answer_and_the_title_of_its_session(
             answer,
         )
         assert (complete.text("text"), complete.text("error")) == ("Hello there.", "")
-        assert complete.text("run_id")  # Made by the server, as the client gave none.
-        assert_flawless(tui)
+        assert complete.text("run_id")  # Created by the server, since the client gave none.
+        assert_no_errors(tui)
 
 
-async def test_a_call_is_shown_unfinished_then_whole_then_with_its_result(
+async def test_call_is_shown_unfinished_then_complete_then_with_its_result(
     tmp_path: Path, kind: str
 ) -> None:
     replies = (
@@ -98,35 +99,35 @@ async def test_a_call_is_shown_unfinished_then_whole_then_with_its_result(
     )
     async with open_agent(tmp_path, kind, *replies) as agent, open_attached(agent) as tui:
         assert await tui.send_prompt("wait for it")
-        asked = await agent.question()
+        request = await agent.model_request()
         await tui.until(lambda: "call_1" in tui.screen.calls)
         shown = tui.screen.calls["call_1"]
         assert (shown.name, shown.finished, shown.state) == ("wait", False, "pending")
-        agent.model.release(asked)
+        agent.model.release(request)
         await tui.until(lambda: tui.screen.calls["call_1"].finished)
         whole = Call("call_1", "wait", '{"n":1}', finished=True)
         assert tui.screen.calls["call_1"] == whole
         agent.gate.opened.set()
-        await until_over(tui)
+        await until_turn_ended(tui)
         whole.state, whole.result = "done", "waited"
         assert tui.screen.calls == {"call_1": whole}
-        assert said(tui) == [
+        assert conversation(tui) == [
             ("user", "wait for it", "stop"),
             ("assistant", "I wait.", "tool_use"),
             ("assistant", "Waited.", "end_turn"),
         ]
-        assert_flawless(tui)
+        assert_no_errors(tui)
 
 
-async def test_a_result_is_a_new_message_between_the_call_and_the_end_of_its_step(
+async def test_result_message_comes_between_the_call_and_the_end_of_its_step(
     tmp_path: Path, kind: str
 ) -> None:
     replies = Reply(calls=[WAITING]), Reply(text="Waited.")
     async with open_agent(tmp_path, kind, *replies) as agent, open_attached(agent) as tui:
         agent.gate.opened.set()
         assert await tui.send_prompt("wait for it")
-        await until_over(tui)
-        messages = [words for words in told(tui) if words.startswith("message")]
+        await until_turn_ended(tui)
+        messages = [summary for summary in event_summaries(tui) if summary.startswith("message")]
         assert list(dict.fromkeys(messages)) == [
             "message created user stop",
             "message created assistant",
@@ -143,69 +144,65 @@ async def test_a_result_is_a_new_message_between_the_call_and_the_end_of_its_ste
             if part_type(part) == "tool_call"
         )
         assert (first.text("input"), first.flag("finished")) == ("", False)
-        assert_flawless(tui)
+        assert_no_errors(tui)
 
 
-async def test_a_finished_turn_is_the_same_after_a_reload_and_selects_no_other_model(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_finished_turn_is_the_same_after_a_reload(tmp_path: Path, kind: str) -> None:
     replies = Reply(reasoning="Hmm.", text="I wait.", calls=[WAITING]), Reply(text="Waited.")
     async with open_agent(tmp_path, kind, *replies) as agent, open_attached(agent) as tui:
         agent.gate.opened.set()
         assert await tui.send_prompt("wait for it")
-        await until_over(tui)
+        await until_turn_ended(tui)
         items, calls = dict(tui.screen.items), dict(tui.screen.calls)
         assert await tui.sessions.load(tui.screen.session_id)
         assert (tui.screen.items, tui.screen.calls) == (items, calls)
         assert tui.sessions.prompts == ["wait for it"]
         assert "POST W/config/model" not in tui.sent
-        assert_flawless(tui)
+        assert_no_errors(tui)
 
 
-async def test_an_answer_that_breaks_off_is_taken_back_and_comes_again(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_interrupted_answer_is_cleared_and_retried(tmp_path: Path, kind: str) -> None:
     replies = Reply(deltas=["A first try"], cut_after=1), Reply(text="A second one.")
     async with open_agent(tmp_path, kind, *replies) as agent, open_attached(agent) as tui:
         assert await tui.send_prompt("hi")
-        await agent.question()
+        await agent.model_request()
         shrunk = ("assistant", "", "")
-        await tui.until(lambda: told(tui)[-1] == "message updated assistant")
-        assert said(tui)[-1] == shrunk
-        while len(agent.model.requests) < 3:  # With the one for a title.
+        await tui.until(lambda: event_summaries(tui)[-1] == "message updated assistant")
+        assert conversation(tui)[-1] == shrunk
+        while len(agent.model.requests) < 3:  # Including the request for a title.
             agent.flow.clock.advance(1)
-            await agent.flow.settle()
-        await until_over(tui)
-        assert said(tui)[-1] == ("assistant", "A second one.", "end_turn")
-        assert_flawless(tui)
+            await agent.flow.run_ready()
+        await until_turn_ended(tui)
+        assert conversation(tui)[-1] == ("assistant", "A second one.", "end_turn")
+        assert_no_errors(tui)
 
 
-# --- what goes wrong
+# --- errors
 
 
-async def test_a_failed_turn_shows_a_banner_with_a_title_and_details(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_failed_turn_shows_a_banner_with_title_and_details(tmp_path: Path, kind: str) -> None:
     async with (
         open_agent(tmp_path, kind, Reply(status=401)) as agent,
         open_attached(agent) as tui,
     ):
         assert await tui.send_prompt("hi")
-        await until_over(tui, finish="error")
+        await until_turn_ended(tui, finish="error")
         title, details = list(tui.screen.items.values())[-1].banner
         assert title == "Authentication problem"
         assert "refused the key (401)" in details
-        await tui.until(lambda: "run_complete" in told(tui))
-        assert told(tui)[-3:] == ["message updated assistant error", "error", "run_complete"]
+        await tui.until(lambda: "run_complete" in event_summaries(tui))
+        assert event_summaries(tui)[-3:] == [
+            "message updated assistant error",
+            "error",
+            "run_complete",
+        ]
         error, complete = (event.payload for event in events_of(tui)[-2:])
         assert error.text("error") == complete.text("error") == f"{title}: {details}"
         assert error.text("run_id") == complete.text("run_id") != ""
-        assert_flawless(tui)
+        assert_no_errors(tui)
 
 
-async def test_a_run_that_reaches_a_limit_ends_in_words_the_client_knows(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_run_that_reaches_a_limit_ends_with_a_known_error(tmp_path: Path, kind: str) -> None:
     async with (
         open_agent(tmp_path, kind, Reply(calls=[WAITING]), Reply(text="Never asked.")) as agent,
         open_attached(agent) as tui,
@@ -214,28 +211,28 @@ async def test_a_run_that_reaches_a_limit_ends_in_words_the_client_knows(
         await tui.sessions.create()
         body = {"session_id": tui.screen.session_id, "prompt": "go", "limits": {"steps": 1}}
         await tui.api.call(36, body)
-        await until_over(tui, finish="error")
+        await until_turn_ended(tui, finish="error")
         assert list(tui.screen.items.values())[-1].banner[0] == "Limit reached"
-        await tui.until(lambda: "run_complete" in told(tui))
+        await tui.until(lambda: "run_complete" in event_summaries(tui))
         assert b'"culm_reason":"budget"' in tui.events.lines[-2]
-        assert_flawless(tui)
+        assert_no_errors(tui)
 
 
-async def test_a_refused_answer_and_one_that_is_cut_off_end_in_the_words_of_the_client(
+async def test_finish_reasons_of_the_model_are_mapped_to_known_ones(
     tmp_path: Path, kind: str
 ) -> None:
     replies = [Reply(text="No.", finish=word) for word in ("content_filter", "max_tokens", "odd")]
     async with open_agent(tmp_path, kind, *replies) as agent, open_attached(agent) as tui:
         for finish in ("content_filter", "max_tokens", "unknown"):
             assert await tui.send_prompt("please")
-            await until_over(tui, finish=finish)
-        assert_flawless(tui)
+            await until_turn_ended(tui, finish=finish)
+        assert_no_errors(tui)
 
 
 # --- cancelling
 
 
-async def test_esc_esc_ends_a_turn_at_once_keeps_its_text_and_is_nobodys_error(
+async def test_esc_esc_ends_a_turn_and_keeps_its_text_without_an_error(
     tmp_path: Path, kind: str
 ) -> None:
     async with (
@@ -243,21 +240,19 @@ async def test_esc_esc_ends_a_turn_at_once_keeps_its_text_and_is_nobodys_error(
         open_attached(agent) as tui,
     ):
         assert await tui.send_prompt("tell me a story")
-        await agent.question()
-        await agent.title()
+        await agent.model_request()
+        await agent.title_request()
         await tui.cancel()
-        await until_over(tui, finish="canceled")
-        assert said(tui)[-1] == ("assistant", "Once upon", "canceled")
-        await tui.until(lambda: "run_complete cancelled" in told(tui))
-        assert {"agent_finished", "error"}.isdisjoint(told(tui))
+        await until_turn_ended(tui, finish="canceled")
+        assert conversation(tui)[-1] == ("assistant", "Once upon", "canceled")
+        await tui.until(lambda: "run_complete cancelled" in event_summaries(tui))
+        assert {"agent_finished", "error"}.isdisjoint(event_summaries(tui))
         finish = events_of(tui)[-2].payload.records("parts")[-1]
         assert finish.text("message") == "User canceled request"
-        assert_flawless(tui)
+        assert_no_errors(tui)
 
 
-async def test_a_cancel_right_after_the_prompt_leaves_the_prompt_and_a_cancelled_answer(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_cancel_right_after_the_prompt_keeps_the_prompt(tmp_path: Path, kind: str) -> None:
     async with (
         open_agent(tmp_path, kind, Reply(text="Never said.", hold_after=0)) as agent,
         open_attached(agent) as tui,
@@ -265,13 +260,13 @@ async def test_a_cancel_right_after_the_prompt_leaves_the_prompt_and_a_cancelled
         await tui.sessions.create()
         await tui.api.call(36, {"session_id": tui.screen.session_id, "prompt": "oops"})
         await tui.cancel()
-        await until_over(tui, finish="canceled")
-        assert said(tui) == [("user", "oops", "stop"), ("assistant", "", "canceled")]
-        await tui.until(lambda: "run_complete cancelled" in told(tui))
-        assert_flawless(tui)
+        await until_turn_ended(tui, finish="canceled")
+        assert conversation(tui) == [("user", "oops", "stop"), ("assistant", "", "canceled")]
+        await tui.until(lambda: "run_complete cancelled" in event_summaries(tui))
+        assert_no_errors(tui)
 
 
-async def test_a_cancel_while_arguments_come_completes_the_call_and_answers_it(
+async def test_cancel_during_call_arguments_completes_and_answers_the_call(
     tmp_path: Path, kind: str
 ) -> None:
     call = ScriptedCall(name="wait", id="call_1", input={"text": "long enough for two"})
@@ -282,15 +277,15 @@ async def test_a_cancel_while_arguments_come_completes_the_call_and_answers_it(
         assert await tui.send_prompt("call")
         await tui.until(lambda: "call_1" in tui.screen.calls)
         await tui.cancel()
-        await until_over(tui, finish="canceled")
+        await until_turn_ended(tui, finish="canceled")
         await tui.until(lambda: tui.screen.calls["call_1"].state == "done")
-        shown = Call("call_1", "wait", "{}", finished=True, state="done", result=CANCELLED_CALL)
+        shown = Call("call_1", "wait", "{}", finished=True, state="done", result=CANCELED_CALL)
         assert tui.screen.calls == {"call_1": shown}
         assert not agent.gate.entered.is_set()
-        assert_flawless(tui)
+        assert_no_errors(tui)
 
 
-async def test_a_cancel_while_a_tool_works_stops_it_and_the_model_is_not_asked_again(
+async def test_cancel_during_a_tool_stops_it_without_a_new_model_request(
     tmp_path: Path, kind: str
 ) -> None:
     replies = Reply(text="I wait.", calls=[WAITING]), Reply(text="Never asked.")
@@ -298,15 +293,15 @@ async def test_a_cancel_while_a_tool_works_stops_it_and_the_model_is_not_asked_a
         assert await tui.send_prompt("wait")
         await agent.gate.entered.wait()
         await tui.cancel()
-        await until_over(tui, finish="canceled")
-        assert tui.screen.calls["call_1"].result == CANCELLED_CALL
-        assert said(tui)[-1] == ("assistant", "I wait.", "canceled")
-        await agent.title()
+        await until_turn_ended(tui, finish="canceled")
+        assert tui.screen.calls["call_1"].result == CANCELED_CALL
+        assert conversation(tui)[-1] == ("assistant", "I wait.", "canceled")
+        await agent.title_request()
         assert len(agent.model.requests) == 2
-        assert_flawless(tui)
+        assert_no_errors(tui)
 
 
-async def test_a_cancel_of_nothing_does_not_touch_the_next_prompt(
+async def test_cancel_without_a_run_does_not_affect_the_next_prompt(
     tmp_path: Path, kind: str
 ) -> None:
     async with (
@@ -316,6 +311,6 @@ async def test_a_cancel_of_nothing_does_not_touch_the_next_prompt(
         await tui.sessions.create()
         await tui.cancel()
         assert await tui.send_prompt("hi")
-        await until_over(tui)
-        assert said(tui)[-1] == ("assistant", "Hello.", "end_turn")
-        assert_flawless(tui)
+        await until_turn_ended(tui)
+        assert conversation(tui)[-1] == ("assistant", "Hello.", "end_turn")
+        assert_no_errors(tui)

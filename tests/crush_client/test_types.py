@@ -1,4 +1,4 @@
-"""The types of the wire decode the examples of the specification, and refuse what it warns of."""
+"""The wire types decode the examples of the specification and refuse its counterexamples."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def message(parts: object, **fields: object) -> dict[str, object]:
 # --- tables
 
 
-def test_there_are_70_routes_and_14_events() -> None:
+def test_tables_have_70_routes_and_14_events() -> None:
     assert list(ROUTE_ANSWERS) == list(range(1, 71))
     assert len({(route.method, route.path) for route in ROUTE_ANSWERS.values()}) == 70
     assert len(EVENT_PAYLOADS) == 14
@@ -54,7 +54,7 @@ def test_there_are_70_routes_and_14_events() -> None:
 # --- messages
 
 
-def test_every_kind_of_part_is_decoded_into_its_own_type() -> None:
+def test_every_part_type_is_decoded_into_its_own_struct() -> None:
     data = {
         "text": {"text": "a"},
         "reasoning": {"thinking": "b", "signature": "", "started_at": 1, "finished_at": 2},
@@ -73,7 +73,7 @@ def test_every_kind_of_part_is_decoded_into_its_own_type() -> None:
 
 
 @pytest.mark.parametrize("parts", [[], None])
-def test_a_message_may_have_no_parts_as_long_as_it_says_so(parts: object) -> None:
+def test_message_parts_may_be_empty_or_null(parts: object) -> None:
     assert record(decode(dumped(message(parts)), MESSAGE).must()).records("parts") == []
 
 
@@ -93,11 +93,11 @@ def test_a_message_may_have_no_parts_as_long_as_it_says_so(parts: object) -> Non
         None,
     ],
 )
-def test_a_message_that_does_not_fit_fails_the_whole_list(body: object) -> None:
+def test_invalid_message_fails_the_whole_list(body: object) -> None:
     assert decode(dumped([message([]), body]), Slice(MESSAGE)).error is not None
 
 
-def test_one_part_of_unknown_type_costs_a_message_all_its_parts_but_not_its_fields() -> None:
+def test_unknown_part_type_drops_all_parts_but_keeps_the_fields() -> None:
     parts = [part("text", {"text": "hello"}), part("video", {})]
     found = decode(dumped(message(parts, model="m")), MESSAGE)
     assert found.error is not None
@@ -105,7 +105,7 @@ def test_one_part_of_unknown_type_costs_a_message_all_its_parts_but_not_its_fiel
     assert (got.text("id"), got.text("model"), got.records("parts")) == ("M", "m", [])
 
 
-def test_part_data_of_null_is_an_empty_part() -> None:
+def test_null_part_data_is_an_empty_part() -> None:
     (text,) = record(decode(dumped(message([part("text", None)])), MESSAGE).must()).records("parts")
     assert text.text("text") == ""
 
@@ -115,7 +115,7 @@ def test_part_data_of_null_is_an_empty_part() -> None:
 TUI_ONLY: dict[str, object] = {"options": {"tui": {}}, "providers": {}}
 
 
-def test_the_smallest_configuration_does_not_panic_and_is_not_configured() -> None:
+def test_smallest_configuration_does_not_panic_and_is_not_configured() -> None:
     config = record(decode(dumped(TUI_ONLY), CONFIG).must())
     assert not is_configured(check_config(config))
 
@@ -132,9 +132,7 @@ def test_the_smallest_configuration_does_not_panic_and_is_not_configured() -> No
         ({"config": {"options": {"tui": {}}, "providers": None}}, "config.providers is nil"),
     ],
 )
-def test_a_configuration_with_a_nil_where_the_client_looks_panics(
-    body: object, culprit: str
-) -> None:
+def test_configuration_with_an_unchecked_nil_panics(body: object, culprit: str) -> None:
     workspace = record(decode(dumped(body), WORKSPACE).must())
     with pytest.raises(Panic, match=culprit):
         check_config(workspace.find_record("config"))
@@ -144,7 +142,7 @@ def test_a_configuration_with_a_nil_where_the_client_looks_panics(
     ("providers", "configured"),
     [({}, False), ({"demo": {"disable": True}}, False), ({"demo": {}}, True)],
 )
-def test_configured_means_a_provider_that_is_not_disabled(
+def test_client_with_an_enabled_provider_is_configured(
     providers: object, *, configured: bool
 ) -> None:
     body = dumped({**TUI_ONLY, "providers": providers})
@@ -154,7 +152,7 @@ def test_configured_means_a_provider_that_is_not_disabled(
 # --- others
 
 
-def test_an_mcp_state_that_is_no_known_word_fails_the_whole_map() -> None:
+def test_unknown_mcp_state_fails_the_whole_map() -> None:
     info = {"name": "gh", "connected_at": "0001-01-01T00:00:00Z"}
     kind = Map(MCP_CLIENT_INFO)
     assert decode(dumped({"gh": {**info, "state": "needs auth"}}), kind).error is None
@@ -173,7 +171,7 @@ def test_an_mcp_state_that_is_no_known_word_fails_the_whole_map() -> None:
         ("bash", None),
     ],
 )
-def test_permission_params_fit_the_tool_and_go_back_as_they_came(
+def test_permission_params_match_the_tool_and_round_trip(
     tool: str, params: dict[str, object] | None
 ) -> None:
     body = {"id": "P", "tool_name": tool, "params": params}
@@ -194,7 +192,7 @@ def test_permission_params_fit_the_tool_and_go_back_as_they_came(
         ("mcp_gh_review", []),
     ],
 )
-def test_params_that_do_not_fit_leave_a_dialog_without_any(tool: str, params: object) -> None:
+def test_invalid_params_leave_a_dialog_without_params(tool: str, params: object) -> None:
     body = {"id": "P", "tool_name": tool, "params": params, "path": "/p"}
     found = decode(dumped(body), PERMISSION_REQUEST)
     assert found.error is not None
@@ -202,7 +200,7 @@ def test_params_that_do_not_fit_leave_a_dialog_without_any(tool: str, params: ob
     assert (got.text("id"), got.text("path"), got.values["params"]) == ("P", "/p", None)
 
 
-def test_missing_params_are_no_error() -> None:
+def test_missing_params_are_valid() -> None:
     assert decode(b'{"id": "P", "tool_name": "bash"}', PERMISSION_REQUEST).error is None
 
 
@@ -224,7 +222,7 @@ def test_missing_params_are_no_error() -> None:
         (65, {}),
     ],
 )
-def test_the_answers_of_the_specification_decode(number: int, body: object) -> None:
+def test_responses_of_the_specification_decode(number: int, body: object) -> None:
     kind = ROUTE_ANSWERS[number].answer
     assert kind is not None
     assert decode(dumped(body), kind).error is None
@@ -245,13 +243,13 @@ def test_the_answers_of_the_specification_decode(number: int, body: object) -> N
         (64, {}),
     ],
 )
-def test_answers_that_go_cannot_read_do_not_decode(number: int, body: object) -> None:
+def test_responses_that_go_cannot_read_do_not_decode(number: int, body: object) -> None:
     kind = ROUTE_ANSWERS[number].answer
     assert kind is not None
     assert decode(dumped(body), kind).error is not None
 
 
-def test_a_session_goes_back_as_it_came() -> None:
+def test_session_round_trips() -> None:
     body = {
         "id": SESSION_ID, "parent_session_id": "", "title": "Fix", "message_count": 4,
         "prompt_tokens": 5210, "completion_tokens": 311, "summary_message_id": "", "cost": 0.0213,
@@ -261,22 +259,22 @@ def test_a_session_goes_back_as_it_came() -> None:
     assert to_json(decode(dumped(body), SESSION).must()) == body
 
 
-# --- the examples in the text
+# --- examples of the specification
 
 
 @pytest.mark.parametrize("line", [*EVENTS.values(), *TURN])
-def test_every_event_of_the_specification_decodes_without_an_error(line: str) -> None:
+def test_every_event_of_the_specification_decodes(line: str) -> None:
     event = parse_line(line.encode())
     assert event is not None
     assert event.error is None
 
 
-def test_the_examples_show_every_type_of_event() -> None:
+def test_examples_cover_every_event_type() -> None:
     found = [parse_line(line.encode()) for line in (*EVENTS.values(), *TURN)]
     assert {event.type for event in found if event} == EVENT_PAYLOADS.keys()
 
 
-def test_records_compare_by_what_they_hold() -> None:
+def test_records_compare_by_their_values() -> None:
     one, other = (decode(b'{"id": "a"}', SESSION).must() for _ in range(2))
     assert isinstance(one, Record)
     assert one == other

@@ -1,7 +1,7 @@
-"""HTTP/1.1 as Go's net/http Transport speaks it: these bytes out, this reading of what comes back.
+"""HTTP/1.1 as Go's net/http Transport speaks it: the same request bytes, the same response parsing.
 
-Owns connections: the pool of idle ones, the framing of bodies, how each of them can end. What
-the requests mean is `api.py`.
+Owns connections: the pool of idle ones, the framing of bodies and their endings. The meaning of
+the requests is in `api.py`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ UNIX_HOST = "api.crush.localhost"
 
 
 class TransportError(Exception):
-    """No answer, or not a whole one. A connection reset while reading a body is one, too."""
+    """No response, or an incomplete one. Includes a connection reset while reading a body."""
 
 
 class UnexpectedEof(TransportError):
@@ -65,7 +65,7 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def encode(self, host: Host) -> bytes:
-        """In Go's order: Host, agent, length, own headers sorted, what the transport adds."""
+        """Encode in Go's order: Host, agent, length, own headers sorted, transport headers."""
         lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {host.header}"]
         lines.append("User-Agent: Go-http-client/1.1")
         if self.body is not None or self.method in ("POST", "PUT", "PATCH"):
@@ -100,7 +100,7 @@ class _Connection:
             self.writer.write(data)
             await self.writer.drain()
             head = await self.reader.readuntil(b"\r\n\r\n")
-            while head.startswith(b"HTTP/1.1 1"):  # 100 Continue and its kin.
+            while head.startswith(b"HTTP/1.1 1"):  # 100 Continue and other 1xx.
                 head = await self.reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError as exc:
             raise TransportError("unexpected EOF" if exc.partial else "EOF") from exc
@@ -110,12 +110,12 @@ class _Connection:
 
     async def close(self) -> None:
         self.writer.close()
-        with suppress(OSError):  # The other side was faster.
+        with suppress(OSError):  # The peer closed first.
             await self.writer.wait_closed()
 
 
 class Body:
-    """The head of an answer, and its body as it comes in."""
+    """The head of a response, and its body as it arrives."""
 
     def __init__(self, connection: _Connection, head: bytes, method: str) -> None:
         first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
@@ -143,7 +143,7 @@ class Body:
         return self._ended and not self._closes and not self.is_close_delimited
 
     async def read(self) -> bytes:
-        """Some bytes, or none at a clean end; raises `UnexpectedEof`, `TransportError`."""
+        """Read some bytes, none at a clean end; raises `UnexpectedEof`, `TransportError`."""
         if self._ended or self._left == 0:
             self._ended = True
             return b""
@@ -186,7 +186,7 @@ class Body:
 
 
 class Transport:
-    """One host's connections. `log` has every request in the order in which it was sent."""
+    """The connections of one host. `log` has every request in order."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -196,7 +196,7 @@ class Transport:
         self._live: set[_Connection] = set()
 
     async def exchange(self, request: Request) -> Answer:
-        """Ask, and read the answer to its end; raises `TransportError`."""
+        """Send a request and read the whole response; raises `TransportError`."""
         body = await self.open(request)
         try:
             data = await body.read_all()
@@ -207,7 +207,7 @@ class Transport:
         return Answer(body.status, body.headers, data)
 
     async def open(self, request: Request) -> Body:
-        """Ask, and return as soon as the head is there; the caller ends with `drop`."""
+        """Send a request and return when the head has arrived; the caller ends with `drop`."""
         self.log.append(f"{request.method} {request.target}")
         while True:
             connection = self._take_idle() or await self._dial()
@@ -215,8 +215,8 @@ class Transport:
                 return await connection.ask(request.encode(self.host), request.method)
             except TransportError:
                 await self._close(connection)
-                # The server may have closed an idle connection while we wrote. Go sends again
-                # what changes nothing; a POST that was lost is the caller's to deal with.
+                # The server may have closed an idle connection during the write. Go resends
+                # idempotent requests; the caller handles a lost POST.
                 if not connection.is_reused or not request.is_replayable:
                     raise
             except BaseException:
@@ -224,7 +224,7 @@ class Transport:
                 raise
 
     async def drop(self, body: Body) -> None:
-        """Close the connection of an answer that is not read to its end."""
+        """Close the connection of a response that is not read to its end."""
         await self._close(body.connection)
 
     async def aclose(self) -> None:
@@ -255,7 +255,7 @@ class Transport:
                     ends = await asyncio.open_connection(
                         self.host.host, self.host.port, limit=HEAD_BYTES_MAX
                     )
-        except OSError as exc:  # A time-out is one as well.
+        except OSError as exc:  # Includes a timeout.
             raise TransportError(f"dial: {exc}") from exc
         connection = _Connection(*ends)
         self._live.add(connection)

@@ -1,7 +1,7 @@
-"""The types of the Crush wire as its client declares them, and which route answers with which.
+"""The types of the Crush wire as its client declares them, and the response type of each route.
 
-Written from crush-wire §5, 7, 8, 9, 10, not from `culm.wire`. How values are assigned to them is
-`golang.py`; the routes and events that use them are at the end.
+Written from crush-wire §5, 7, 8, 9, 10, not from `culm.wire`. The assignment of values is in
+`golang.py`; the routes and events that use the types are at the end.
 """
 
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ from tests.crush_client.golang import (
     Decoded,
     Faults,
     GoType,
-    Kept,
     Map,
     Ptr,
     Raw,
+    RawValue,
     Record,
     Slice,
     Struct,
@@ -111,7 +111,7 @@ MCP_STATES = ("disabled", "starting", "connected", "error", "needs auth")
 
 @dataclass(frozen=True, slots=True)
 class McpState:
-    """An enum with an UnmarshalText of its own: a word it does not know ends the decode."""
+    """An enum with its own UnmarshalText: an unknown word ends the decode."""
 
     def zero(self) -> object:
         return MCP_STATES[0]
@@ -207,7 +207,7 @@ def _take(message: Record, name: str) -> object:
 
 
 def _parts(raw: object) -> Decoded:
-    if not isinstance(raw, Kept):
+    if not isinstance(raw, RawValue):
         return Decoded(None, DecodeError("custom", "unexpected end of JSON input"))
     wrappers = fill(raw.node, Slice(_PART))
     if wrappers.error is not None or wrappers.value is None:
@@ -218,7 +218,7 @@ def _parts(raw: object) -> Decoded:
         if kind is None:
             text = f"unknown part type: {wrapper.text('type')}"
             return Decoded(None, DecodeError("custom", text))
-        if not isinstance(data, Kept):
+        if not isinstance(data, RawValue):
             return Decoded(None, DecodeError("custom", "unexpected end of JSON input"))
         part = fill(data.node, kind)
         if part.error is not None:
@@ -231,7 +231,7 @@ MESSAGE = Message()
 
 
 def part_type(part: Record) -> str:
-    """The discriminator under which a part travelled."""
+    """The type discriminator of a part."""
     return next(name for name, kind in PARTS.items() if kind is part.kind)
 
 
@@ -273,7 +273,7 @@ class PermissionRequest:
         mine = Faults()
         request = record(_PERMISSION.load(node, old, mine))
         raw = _take(request, "params")
-        if mine.error is None and isinstance(raw, Kept) and raw.node is not None:
+        if mine.error is None and isinstance(raw, RawValue) and raw.node is not None:
             params = fill(raw.node, PERMISSION_PARAMS.get(request.text("tool_name"), ANY_MAP))
             mine.error = params.error
             if params.error is None:
@@ -340,7 +340,7 @@ EVENT_PAYLOADS: dict[str, GoType] = {
 
 
 def event_type(payload: str) -> Struct:
-    """The inner event of an outer type: what happened, and to what."""
+    """The inner event of an outer type: operation and payload."""
     return Struct(f"Event[{payload}]", {"type": STR, "payload": EVENT_PAYLOADS[payload]})
 
 
@@ -350,7 +350,7 @@ def event_type(payload: str) -> Struct:
 class Route(NamedTuple):
     method: str
     path: str
-    answer: GoType | None  # None: an empty body. Route 12 is the stream, which is none of these.
+    answer: GoType | None  # None: an empty body. Route 12 is the stream.
 
 
 _W = "/v1/workspaces/{id}"

@@ -1,4 +1,4 @@
-"""Cursors: what is read back is what was written, and where a stream begins."""
+"""Cursors: encoding, and the position where a stream begins."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ EPOCH = Epoch("e1")
 
 
 @given(st.integers(0, 10**17), st.integers(0, 2**32))
-def test_a_cursor_survives_the_wire(seq: int, seed: int) -> None:
+def test_cursor_round_trips(seq: int, seed: int) -> None:
     cursor = Cursor(Ids(seed).epoch(), seq)
     assert parse_cursor(str(cursor)) == cursor
 
@@ -21,7 +21,7 @@ def test_a_cursor_survives_the_wire(seq: int, seed: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "7", "e.", ".7", "e.-1", "e.7.8", "e.٣", "e.1e3", "e." + "9" * 30]
 )
-def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
+def test_invalid_cursor_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_cursor(text)
 
@@ -39,5 +39,7 @@ def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
         (Cursor(Epoch("e2"), 10), StartFresh("another_epoch")),
     ],
 )
-def test_where_a_stream_begins(cursor: Cursor | None, start: ResumeFrom | StartFresh) -> None:
+def test_start_of_a_stream_depends_on_its_cursor(
+    cursor: Cursor | None, start: ResumeFrom | StartFresh
+) -> None:
     assert where_to_start(cursor, epoch=EPOCH, trimmed_to=5, last=20) == start

@@ -1,4 +1,4 @@
-"""Clients that take nothing, and what one dead peer does to the others: nothing."""
+"""Subscribers of the hub that do not read or that fail, without effect on the others."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from tests.support import FakeClock, contract
 
 
 class Peer:
-    """A transport that keeps what it is given, or fails as a dead one does."""
+    """A transport that stores what is written, or raises `error`."""
 
     def __init__(self, *, reads: bool = True, error: type[Exception] | None = None) -> None:
         self.given = b""
@@ -49,7 +49,7 @@ def join(hub: Hub, peer: Peer) -> None:
 
 
 @contract("INV-18", "INV-66")
-async def test_peers_that_die_in_whatever_way_hurt_nobody_else() -> None:
+async def test_failing_peers_do_not_affect_the_others() -> None:
     hub = make_hub(FakeClock())
     peers = [Peer(), Peer(error=RuntimeError), Peer(), Peer(error=BrokenPipeError), Peer()]
     for peer in peers:
@@ -64,21 +64,21 @@ async def test_peers_that_die_in_whatever_way_hurt_nobody_else() -> None:
     assert healthy == [healthy[0]] * 3
 
 
-async def test_a_client_that_takes_nothing_is_let_go_and_one_that_reads_is_not() -> None:
+async def test_client_that_reads_nothing_is_disconnected_and_a_reading_one_is_not() -> None:
     clock = FakeClock()
     hub = make_hub(clock)
-    sleepy, awake = Peer(reads=False), Peer()
-    for peer in (sleepy, awake):
+    stalled, reading = Peer(reads=False), Peer()
+    for peer in (stalled, reading):
         join(hub, peer)
     hub.publish_transient(TransientEvent("store_health", "", b"{}"))
     await asyncio.sleep(0)
     clock.advance(HEARTBEAT_S * STALL_BEATS)
-    assert not sleepy.aborted
+    assert not stalled.aborted
     clock.advance(HEARTBEAT_S * 2)
-    assert (sleepy.aborted, awake.aborted) == (True, False)
+    assert (stalled.aborted, reading.aborted) == (True, False)
 
 
-async def test_an_event_that_cannot_be_encoded_does_not_silence_its_neighbours() -> None:
+async def test_event_that_cannot_be_encoded_does_not_suppress_the_others() -> None:
     hub = make_hub(FakeClock())
     peer = Peer()
     join(hub, peer)

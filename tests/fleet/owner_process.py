@@ -1,8 +1,8 @@
 """A process that owns workers until it is killed: `python -m tests.fleet.owner_process <folder>`.
 
-Each of two is idle and each of two in the middle of a run; of both kinds one is forked and has a
-control socket, the other one was started by hand, and only knows its owner's pid. It says their
-pids in one line of JSON.
+It owns two idle workers and two with a run. One of each kind is forked and has a control socket;
+the other one was started by hand and only knows its owner's pid. It prints their pids in one line
+of JSON.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from culm.fleet.host.provision_file import WORKER, make_stamp, open_document, py
 from culm.fleet.protocol.frames import RunSpec, encode_frame
 from culm.fleet.transport.base import Link
 from culm.fleet.transport.websocket import connect_websocket
-from tests.fleet.nursery import make_provision, open_launcher
+from tests.fleet.launch_harness import make_provision, open_launcher
 
 LONG = "__sleep_ms:60000 and the rest"
 
 
 async def begin(link: Link) -> None:
-    """A run that goes on: it is heard of, for a second one is said to have taken its place."""
+    """Start a long run; the frame received shows that a second run superseded the first."""
     await link.send(encode_frame(RunSpec(LONG)))
     await link.send(encode_frame(RunSpec(LONG)))
     assert await link.receive() is not None

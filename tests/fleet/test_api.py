@@ -1,4 +1,4 @@
-"""What users import from `culm.fleet`: an executor of their own, served and given runs."""
+"""The public API of `culm.fleet`: a custom executor, served and given runs."""
 
 import asyncio
 
@@ -9,8 +9,8 @@ from culm.fleet.transport.base import LinkLost
 from tests.support import WAIT_S
 
 
-class Careful:
-    """Asks before it does anything, and does what it is told in the middle."""
+class AskingExecutor:
+    """Asks for approval first, and returns the text of a steer message."""
 
     async def run(
         self,
@@ -28,7 +28,7 @@ class Careful:
         return fleet.completed((await steer.next()).text)
 
 
-class Watcher(fleet.DenyAll):
+class ApprovingCallbacks(fleet.DenyAll):
     def __init__(self, controls: fleet.RunControl) -> None:
         self._controls = controls
         self.asked: list[str] = []
@@ -39,27 +39,27 @@ class Watcher(fleet.DenyAll):
         return True
 
 
-def test_every_name_that_is_offered_is_there() -> None:
+def test_all_exported_names_exist() -> None:
     assert [name for name in fleet.__all__ if not hasattr(fleet, name)] == []
     assert not hasattr(fleet, "Nothing")
 
 
-async def test_a_users_executor_asks_is_steered_and_completes() -> None:
+async def test_custom_executor_asks_is_steered_and_completes() -> None:
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     controls = fleet.RunControl()
-    watcher = Watcher(controls)
+    callbacks = ApprovingCallbacks(controls)
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-        group.create_task(fleet.serve(Careful(), token="t", on_ready=ready.set_result))
+        group.create_task(fleet.serve(AskingExecutor(), token="t", on_ready=ready.set_result))
         async with fleet.connect(await ready, token="t") as peer:
-            assert await peer.run("old.txt", watcher, controls) == fleet.completed("gently")
+            assert await peer.run("old.txt", callbacks, controls) == fleet.completed("gently")
             assert await peer.run("new.txt") == fleet.failed("not allowed")
-    assert watcher.asked == ["old.txt"]
+    assert callbacks.asked == ["old.txt"]
 
 
-async def test_a_link_whose_run_did_not_tell_its_end_takes_no_other() -> None:
+async def test_link_whose_run_did_not_end_accepts_no_more_runs() -> None:
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-        worker = group.create_task(fleet.serve(Careful(), on_ready=ready.set_result))
+        worker = group.create_task(fleet.serve(AskingExecutor(), on_ready=ready.set_result))
         async with fleet.connect(await ready) as peer:
             lost = group.create_task(peer.run("vanish"))
             await asyncio.sleep(0)

@@ -40,22 +40,22 @@ from culm.fleet.worker.executors.cli_profiles import (
 )
 from culm.fleet.worker.executors.registry import open_executor
 from culm.ids import Ids
+from culm.processes.base import NoProcesses
 from culm.processes.client import open_processes
-from culm.processes.disabled import NoProcesses
 from culm.wire.codec import Json
-from tests.fleet.executing import Listening
-from tests.processes.yard import is_alive
+from tests.fleet.executor_host import RecordingHost
+from tests.processes.process_harness import is_alive
 from tests.support import WAIT_S, contract
 
 
 @dataclass
-class Bench:
-    """Makes executors whose programs are scripts."""
+class CliHarness:
+    """Runs executors whose programs are shell scripts."""
 
     services: WorkerServices
     folder: Path
 
-    def script(self, text: str) -> str:
+    def write_script(self, text: str) -> str:
         file = self.folder / "agent"
         file.write_text(f"#!/usr/bin/env bash\n{text}")
         file.chmod(0o700)
@@ -72,85 +72,87 @@ class Bench:
         )
 
     async def run(self, kind: AnyKind, assignment: str = "", **given: str) -> tuple[str, Outcome]:
-        host = Listening()
+        host = RecordingHost()
         async with open_executor(self.provision(kind, **given), self.services) as executor:
             outcome = await host.run(executor, assignment)
         return host.text, outcome
 
 
 @asynccontextmanager
-async def open_bench(folder: Path) -> AsyncGenerator[Bench]:
+async def open_harness(folder: Path) -> AsyncGenerator[CliHarness]:
     clock, ids = LoopClock(), Ids()
-    async with open_processes(folder / "custody", clock, ids) as processes:
-        yield Bench(WorkerServices(clock, ids, processes, folder / "storage"), folder)
+    async with open_processes(folder / "processes", clock, ids) as processes:
+        yield CliHarness(WorkerServices(clock, ids, processes, folder / "storage"), folder)
 
 
-async def test_a_command_hears_its_assignment_and_its_lines_become_events(tmp_path: Path) -> None:
-    async with open_bench(tmp_path) as bench:
-        hears = bench.script('cat; echo; echo "$1 $2 in $PWD for $WHO"; printf "no end"')
-        by_input = await bench.run(CliKind(hears, ["-x"]), "do\nthis", WHO="me")
+async def test_command_gets_its_assignment_and_its_lines_become_events(tmp_path: Path) -> None:
+    async with open_harness(tmp_path) as harness:
+        script = harness.write_script('cat; echo; echo "$1 $2 in $PWD for $WHO"; printf "no end"')
+        by_input = await harness.run(CliKind(script, ["-x"]), "do\nthis", WHO="me")
         expected = f"do\nthis\n-x  in {tmp_path} for me\nno end"
         assert by_input == (f"{expected}\n", completed(expected))
-        by_argument = await bench.run(CliKind(hears, ["-x"], input="argument"), "do this")
+        by_argument = await harness.run(CliKind(script, ["-x"], input="argument"), "do this")
         expected = f"\n-x do this in {tmp_path} for \nno end"
         assert by_argument == (f"{expected}\n", completed(expected.strip("\n")))
-        missing = await bench.run(CliKind("no-such-agent"))
+        missing = await harness.run(CliKind("no-such-agent"))
         assert missing == ("", failed("`no-such-agent` was not found in PATH"))
-        nul = await bench.run(CliKind(hears, input="argument"), "a\0b")
-        assert nul == ("", failed("an argument holds a NUL, which no process can be given"))
+        nul = await harness.run(CliKind(script, input="argument"), "a\0b")
+        assert nul == ("", failed("an argument contains a NUL character"))
 
 
-async def test_a_command_that_fails_ends_in_an_error_with_the_last_of_its_errors(
+async def test_failing_command_ends_in_an_error_with_its_stderr_tail(
     tmp_path: Path,
 ) -> None:
-    async with open_bench(tmp_path) as bench:
-        name = bench.script("echo said; printf 'x%.0s' {1..9000} >&2; echo ' bad' >&2; exit 3")
-        text, outcome = await bench.run(CliKind(name))
+    async with open_harness(tmp_path) as harness:
+        name = harness.write_script(
+            "echo said; printf 'x%.0s' {1..9000} >&2; echo ' bad' >&2; exit 3"
+        )
+        text, outcome = await harness.run(CliKind(name))
         tail = "x" * (KEPT_BYTES - len(" bad\n")) + " bad"
         assert (text, outcome) == (
             "said\n",
             failed(f"`{name}` ended with status 3: {tail}"),
         )
-        name = bench.script("kill -9 $$")
-        assert (await bench.run(CliKind(name)))[1] == failed(f"`{name}` died of signal 9")
+        name = harness.write_script("kill -9 $$")
+        assert (await harness.run(CliKind(name)))[1] == failed(f"`{name}` died of signal 9")
 
 
-async def test_output_without_end_of_line_or_measure_is_bounded(tmp_path: Path) -> None:
-    async with open_bench(tmp_path) as bench:
-        name = bench.script("head -c 3000000 /dev/zero | tr '\\0' y; echo; echo last")
-        text, outcome = await bench.run(CliKind(name))
+async def test_long_lines_and_output_are_truncated(tmp_path: Path) -> None:
+    async with open_harness(tmp_path) as harness:
+        name = harness.write_script("head -c 3000000 /dev/zero | tr '\\0' y; echo; echo last")
+        text, outcome = await harness.run(CliKind(name))
         line = "y" * cli_pipes.LINE_BYTES_MAX
         assert text == f"{line}\nlast\n"
         assert outcome.result is not None
         assert (len(outcome.result), outcome.result[-6:]) == ((1 << 20) - 1, "y\nlast")
 
 
-async def test_what_a_command_leaves_behind_ends_with_it_and_holds_nobody_up(
+async def test_background_process_of_a_command_ends_with_it(
     tmp_path: Path,
 ) -> None:
-    async with open_bench(tmp_path) as bench:
-        name = bench.script("sleep 600 & echo $!")
-        text, outcome = await bench.run(CliKind(name))
+    async with open_harness(tmp_path) as harness:
+        name = harness.write_script("sleep 600 & echo $!")
+        text, outcome = await harness.run(CliKind(name))
         assert outcome == completed(text.strip())
         assert not is_alive(int(text))
 
 
 @pytest.mark.parametrize("by_token", [True, False])
-async def test_a_cancel_ends_the_command_with_all_it_started(
+async def test_cancel_ends_the_command_and_its_descendants(
     tmp_path: Path, *, by_token: bool
 ) -> None:
-    async with open_bench(tmp_path) as bench:
-        await bench.run(CliKind("true"))  # From here on there is a keeper.
+    async with open_harness(tmp_path) as harness:
+        await harness.run(CliKind("true"))  # Starts the supervisor.
         before = descriptors()
-        name = bench.script("trap '' TERM; setsid sleep 600 & echo $! $$; wait; wait")
-        host = Listening()
+        name = harness.write_script("trap '' TERM; setsid sleep 600 & echo $! $$; wait; wait")
+        host = RecordingHost()
         async with (
             asyncio.timeout(WAIT_S),
-            open_executor(bench.provision(CliKind(name)), bench.services) as executor,
+            open_executor(harness.provision(CliKind(name)), harness.services) as executor,
             asyncio.TaskGroup() as group,
         ):
             running = group.create_task(host.run(executor, ""))
-            await host.heard.wait()
+            await host.got_event.wait()
             if by_token:
                 host.cancelled.set()
             else:
@@ -158,25 +160,25 @@ async def test_a_cancel_ends_the_command_with_all_it_started(
             await asyncio.wait({running})
         assert running.cancelled() if not by_token else running.result() == CANCELLED
         assert [is_alive(int(pid)) for pid in host.text.split()] == [False, False]
-        async with asyncio.timeout(WAIT_S):  # Custody lets go of its own a moment later.
+        async with asyncio.timeout(WAIT_S):  # The supervisor closes its own a moment later.
             while descriptors() > before:
                 await asyncio.sleep(0)
 
 
-class Gone(Listening):
-    """A host that leaves with the first word."""
+class LeavingHost(RecordingHost):
+    """A host that leaves at the first event."""
 
     async def emit(self, event: Mapping[str, Json]) -> None:
         await super().emit(event)
-        if self.heard.is_set():
+        if self.got_event.is_set():
             raise RunEnded
 
 
-async def test_a_command_that_nobody_listens_to_any_more_is_ended(tmp_path: Path) -> None:
-    async with open_bench(tmp_path) as bench:
-        name = bench.script("echo $$; sleep 600")
-        host = Gone()
-        async with open_executor(bench.provision(CliKind(name)), bench.services) as executor:
+async def test_command_is_ended_when_its_host_is_gone(tmp_path: Path) -> None:
+    async with open_harness(tmp_path) as harness:
+        name = harness.write_script("echo $$; sleep 600")
+        host = LeavingHost()
+        async with open_executor(harness.provision(CliKind(name)), harness.services) as executor:
             assert await host.run(executor, "") == CANCELLED
         assert not is_alive(int(host.text))
 
@@ -276,24 +278,24 @@ CODEX_EVENTS: list[Mapping[str, Json]] = [
 ]
 
 
-async def test_the_words_of_known_programs_become_events_and_their_answer_the_result(
+async def test_known_agent_output_becomes_events_and_a_result(
     tmp_path: Path,
 ) -> None:
-    async with open_bench(tmp_path) as bench:
+    async with open_harness(tmp_path) as harness:
         for kind, lines, events in (
             (ClaudeKind, CLAUDE, CLAUDE_EVENTS),
             (CodexKind, CODEX, CODEX_EVENTS),
         ):
-            said = "\n".join(json.dumps(line) for line in lines)
-            name = bench.script(f"cat > heard; echo noise\ncat <<'END'\n{said}\nEND\n")
-            host = Listening()
-            async with open_executor(bench.provision(kind(name)), bench.services) as executor:
+            output = "\n".join(json.dumps(line) for line in lines)
+            name = harness.write_script(f"cat > heard; echo noise\ncat <<'END'\n{output}\nEND\n")
+            host = RecordingHost()
+            async with open_executor(harness.provision(kind(name)), harness.services) as executor:
                 assert await host.run(executor, "go") == completed("Done.")
-            began, *told = host.events
+            began, *events_after_start = host.events
             assert began["type"] == "execution_started"
-            assert (told, (tmp_path / "heard").read_text()) == (events, "go")
-        name = bench.script('echo "$@"; cat')
-        crush = await bench.run(CliKind(name, ["-m", "x"], profile="crush"), "go")
+            assert (events_after_start, (tmp_path / "heard").read_text()) == (events, "go")
+        name = harness.write_script('echo "$@"; cat')
+        crush = await harness.run(CliKind(name, ["-m", "x"], profile="crush"), "go")
         assert crush == ("run --quiet -m x\ngo\n", completed("run --quiet -m x\ngo"))
 
 
@@ -332,7 +334,7 @@ async def test_the_words_of_known_programs_become_events_and_their_answer_the_re
         (CliKind("/c", ["-x"], profile="codex"), False, "/c exec --json -x -"),
     ],
 )
-def test_a_program_is_started_as_it_is_meant_to_be(
+def test_agent_profile_builds_the_expected_argv(
     kind: CliKind | ClaudeKind | CodexKind, argv: str, *, read_only: bool
 ) -> None:
     assert " ".join(profile_of(kind, read_only=read_only).argv) == argv
@@ -340,18 +342,18 @@ def test_a_program_is_started_as_it_is_meant_to_be(
 
 @contract("FLEET-50")
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "message"),
     [
         (CliKind("c"), "read_only is refused"),
         (CliKind("c", profile="crush"), "read_only is refused"),
         (CliKind("c", profile="warp"), "profile is not one of"),
         (CliKind(""), "command is empty"),
-        (CodexKind(mode="app_server"), "executor.mode of codex"),
-        (CodexKind(auth_mode="bamboo"), "executor.auth_mode of codex"),
+        (CodexKind(mode="app_server"), "executor.mode is not supported for codex"),
+        (CodexKind(auth_mode="bamboo"), "executor.auth_mode is not supported for codex"),
     ],
 )
-async def test_what_cannot_be_kept_to_is_refused_before_anything_runs(
-    kind: AnyKind, words: str
+async def test_unsupported_executor_settings_are_refused_before_start(
+    kind: AnyKind, message: str
 ) -> None:
     provision = Provision(
         version=2,
@@ -361,12 +363,12 @@ async def test_what_cannot_be_kept_to_is_refused_before_anything_runs(
         capabilities=Capabilities(guardian_read_only=True),
     )
     services = WorkerServices(LoopClock(), Ids(), NoProcesses(), Path("/nowhere"))
-    with pytest.raises(BadProvision, match=words):
+    with pytest.raises(BadProvision, match=message):
         async with open_executor(provision, services) as executor:
             raise AssertionError(executor)
 
 
-def test_json_lines_say_what_a_run_may_say_of_itself_and_nothing_else() -> None:
+def test_json_lines_map_to_allowed_events_only() -> None:
     assert read_json('{"type":"token","content":"a"}') == AgentOutput(
         [{"type": "token", "content": "a"}], text="a"
     )
@@ -394,12 +396,12 @@ _json = st.recursive(
 
 @settings(max_examples=40)
 @given(_json | st.fixed_dictionaries({"type": st.sampled_from(["assistant", "item.completed"])}))
-def test_whatever_a_program_prints_it_is_read(value: Json) -> None:
+def test_any_json_output_is_parsed_without_error(value: Json) -> None:
     for read in (read_json, read_claude, read_codex):
         assert isinstance(read(json.dumps(value)), AgentOutput)
 
 
-def test_a_command_gets_the_little_it_needs_what_it_was_given_and_what_was_named() -> None:
+def test_command_environment_has_only_basic_given_and_named_variables() -> None:
     own = {
         "PATH": "/bin",
         "LC_ALL": "C",
@@ -417,8 +419,8 @@ def test_a_command_gets_the_little_it_needs_what_it_was_given_and_what_was_named
     }
 
 
-async def test_the_error_of_a_program_counts_more_than_its_exit_status(tmp_path: Path) -> None:
-    async with open_bench(tmp_path) as bench:
-        name = bench.script("""echo '{"type":"error","message":"no credit"}'""")
-        _, outcome = await bench.run(CliKind(name, output="json"))
+async def test_reported_error_overrides_the_exit_status(tmp_path: Path) -> None:
+    async with open_harness(tmp_path) as harness:
+        name = harness.write_script("""echo '{"type":"error","message":"no credit"}'""")
+        _, outcome = await harness.run(CliKind(name, output="json"))
         assert outcome == failed(f"`{name}` failed: no credit")

@@ -1,4 +1,4 @@
-"""The fabric, as files and in memory: both pass the same tests."""
+"""Discovery records, as files and in memory: both pass the same tests."""
 
 import json
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from culm.clock import format_time, parse_time
 from culm.fleet.discovery.base import (
     LEASE_S,
     AgentRecord,
@@ -20,7 +21,6 @@ from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.discovery.memory import MemoryDiscovery
 from culm.fleet.names import UnsafeName
 from culm.fleet.provision import Identity
-from culm.fleet.times import format_time, parse_time
 from culm.fleet.worker.registration import make_record
 from tests.support import FakeClock, contract
 
@@ -55,7 +55,7 @@ def clock() -> FakeClock:
 
 
 @contract("FLEET-58")
-def test_what_is_published_is_discovered_in_order_until_it_is_withdrawn(
+def test_published_records_are_found_in_order_until_withdrawn(
     discovery: Discovery, clock: FakeClock
 ) -> None:
     one, two = record("b", clock, "writer", "fast"), record("a", clock, "reader", "fast", "dear")
@@ -74,7 +74,7 @@ def test_what_is_published_is_discovered_in_order_until_it_is_withdrawn(
 
 
 @contract("FLEET-59")
-def test_a_record_whose_lease_has_run_out_is_gone_and_gc_removes_exactly_it(
+def test_expired_record_is_not_found_and_gc_removes_only_it(
     discovery: Discovery, clock: FakeClock
 ) -> None:
     dead, live = record("a", clock), record("b", clock)
@@ -89,7 +89,7 @@ def test_a_record_whose_lease_has_run_out_is_gone_and_gc_removes_exactly_it(
 
 
 @contract("FLEET-59")
-def test_who_slept_through_its_lease_is_not_found_and_keeps_its_record_and_its_token(
+def test_expired_record_of_a_live_process_is_hidden_but_kept(
     tmp_path: Path, clock: FakeClock
 ) -> None:
     discovery = FileDiscovery(tmp_path, clock)
@@ -107,9 +107,7 @@ def test_who_slept_through_its_lease_is_not_found_and_keeps_its_record_and_its_t
 
 @contract("FLEET-P2")
 @pytest.mark.parametrize("agent_id", ["../a", "", ".a", "a/b", "a..b"])
-def test_an_id_that_is_no_safe_name_touches_nothing(
-    discovery: Discovery, clock: FakeClock, agent_id: str
-) -> None:
+def test_unsafe_id_is_refused(discovery: Discovery, clock: FakeClock, agent_id: str) -> None:
     for act in (discovery.withdraw, discovery.resolve):
         with pytest.raises(UnsafeName):
             act(agent_id)
@@ -117,9 +115,7 @@ def test_an_id_that_is_no_safe_name_touches_nothing(
         discovery.publish(record(agent_id, clock))
 
 
-def test_a_record_is_a_private_file_in_a_private_directory_for_people_to_read(
-    tmp_path: Path, clock: FakeClock
-) -> None:
+def test_record_is_a_private_readable_json_file(tmp_path: Path, clock: FakeClock) -> None:
     discovery = FileDiscovery(tmp_path / "data" / "fabric", clock)
     discovery.publish(record("a", clock))
     file = tmp_path / "data" / "fabric" / "a.json"
@@ -141,7 +137,7 @@ def test_a_record_is_a_private_file_in_a_private_directory_for_people_to_read(
 
 
 @contract("FLEET-59")
-def test_other_files_are_nobodys_record_and_gc_removes_what_cannot_be_read(
+def test_gc_removes_unreadable_records_and_keeps_other_files(
     tmp_path: Path, clock: FakeClock
 ) -> None:
     discovery = FileDiscovery(tmp_path, clock)
@@ -151,12 +147,12 @@ def test_other_files_are_nobodys_record_and_gc_removes_what_cannot_be_read(
     del foreign["culm"], foreign["labels"], foreign["version"]
     (tmp_path / "foreign.json").write_text(json.dumps({**foreign, "agent_id": "foreign"}))
     (tmp_path / "broken.json").write_bytes(b"{")
-    (tmp_path / "other.json").write_text(json.dumps(foreign))  # It says that it is another.
+    (tmp_path / "other.json").write_text(json.dumps(foreign))  # Its content names another agent.
     (tmp_path / "huge.json").write_bytes(b" " * (1 << 17))
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / ".broken.token").touch()
     kept = [".hidden.json", "notes.txt", ".known.token", ".late.json.tmp.7"]
-    kept.append(".never.json.tmp.x.token")  # Of an agent whose id is like that.
+    kept.append(".never.json.tmp.x.token")  # The token of an agent with such an id.
     for name in kept:
         (tmp_path / name).touch()
     old = tmp_path / ".old.json.tmp.8"
@@ -167,7 +163,7 @@ def test_other_files_are_nobodys_record_and_gc_removes_what_cannot_be_read(
     (tmp_path / "..never.token.tmp.7").touch()
     os.utime(tmp_path / "..never.token.tmp.7", (0, 0))
     discovery.withdraw("never")
-    discovery.withdraw("known.json")  # Not the one that is called so with all its suffixes.
+    discovery.withdraw("known.json")  # Not the record whose file has that name.
     expected = replace(known, agent_id="foreign", labels=[], version="", culm=None)
     assert discovery.discover() == discovery.records() == [expected, known]
     clock.advance(LEASE_S)
@@ -191,7 +187,7 @@ def test_other_files_are_nobodys_record_and_gc_removes_what_cannot_be_read(
         ("", None),
     ],
 )
-def test_times_are_read_in_every_precision_and_only_with_their_zone(
+def test_times_parse_in_any_precision_and_only_with_a_zone(
     text: str, at_s: float | None, clock: FakeClock
 ) -> None:
     assert parse_time(text) == at_s

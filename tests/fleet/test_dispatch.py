@@ -1,4 +1,4 @@
-"""The fleet: which worker a run gets, how often it is tried, and what becomes of the worker."""
+"""The fleet: worker selection, retries, and what happens to a worker after its run."""
 
 import asyncio
 
@@ -21,18 +21,18 @@ from culm.fleet.provision import (
     RemotePlacement,
     SchedulablePlacement,
 )
-from tests.fleet.dispatching import clean, open_world
-from tests.fleet.parents import (
-    Play,
-    Witness,
-    dies,
-    dies_at_work,
-    echoes,
+from tests.fleet.dispatch_harness import completed_run, open_fleet_harness
+from tests.fleet.host_harness import (
+    RecordingCallbacks,
+    WorkerScript,
+    crash_during_run_script,
+    crash_script,
+    echo_script,
     in_time,
-    obeys_too_late,
+    late_cancel_script,
     provision,
-    says_nothing,
-    settle,
+    run_pending,
+    silent_script,
 )
 from tests.support import contract
 
@@ -40,137 +40,135 @@ from tests.support import contract
 
 
 @contract("FLEET-99")
-async def test_a_worker_that_ended_a_run_cleanly_takes_the_next_one_of_its_kind() -> None:
-    async with open_world() as world:
-        assert await world.run("a", provision("x")) == clean("a")
-        assert await world.run("b", provision("y")) == clean("b")
-        assert await world.run("c", provision("z", depth=2)) == clean("c")
-        assert world.pids == [101, 102]
-        first, _ = world.stage.players
+async def test_worker_with_a_clean_run_takes_the_next_run_of_its_kind() -> None:
+    async with open_fleet_harness() as harness:
+        assert await harness.run("a", provision("x")) == completed_run("a")
+        assert await harness.run("b", provision("y")) == completed_run("b")
+        assert await harness.run("c", provision("z", depth=2)) == completed_run("c")
+        assert harness.pids == [101, 102]
+        first, _ = harness.launcher.workers
     assert first.runs == [RunSpec("a"), RunSpec("b")]
     assert (first.id, first.provision.reusable) == ("x", True)
 
 
 @contract("FLEET-99")
 @pytest.mark.parametrize(
-    ("play", "text", "outcome"),
+    ("script", "text", "outcome"),
     [
-        (echoes, "fail", failed("the model refused")),
-        (echoes, "wait", CANCELLED),
-        (obeys_too_late, "wait", completed("done")),
+        (echo_script, "fail", failed("the model refused")),
+        (echo_script, "wait", CANCELLED),
+        (late_cancel_script, "wait", completed("done")),
     ],
 )
-async def test_a_worker_whose_run_failed_or_was_cancelled_is_ended(
-    play: Play, text: str, outcome: Outcome
+async def test_worker_is_ended_after_a_failed_or_canceled_run(
+    script: WorkerScript, text: str, outcome: Outcome
 ) -> None:
-    async with open_world() as world:
-        world.stage.plays = [play]
+    async with open_fleet_harness() as harness:
+        harness.launcher.scripts = [script]
         controls = RunControl()
-        run = world.begin(text, controls=controls)
-        await settle()
+        run = harness.begin(text, controls=controls)
+        await run_pending()
         controls.cancel()
         assert await in_time(run) == RunResult(outcome, began=True, is_from_worker=True)
-        assert world.pids == []
+        assert harness.pids == []
 
 
 @contract("FLEET-99")
-async def test_no_more_workers_wait_than_may_and_no_longer_than_they_may() -> None:
+async def test_idle_workers_are_limited_in_number_and_time() -> None:
     bounds = FleetBounds(pool=PoolBounds(idle_per_key_max=2, idle_max=3))
-    async with open_world(bounds) as world:
-        world.stage.doors.clear()
-        runs = [world.begin(str(n), provision(str(n), depth=1 + n // 4)) for n in range(8)]
-        await settle()
-        world.stage.doors.set()
-        assert [await in_time(run) for run in runs] == [clean(str(n)) for n in range(8)]
-        await settle()
-        assert len(world.stage.players) == 8
-        assert len(world.pids) == 3
-        world.clock.advance(299)
-        await settle()
-        assert len(world.pids) == 3
-        world.clock.advance(31)
-        await settle()
-        assert world.pids == []
+    async with open_fleet_harness(bounds) as harness:
+        harness.launcher.launches_allowed.clear()
+        runs = [harness.begin(str(n), provision(str(n), depth=1 + n // 4)) for n in range(8)]
+        await run_pending()
+        harness.launcher.launches_allowed.set()
+        assert [await in_time(run) for run in runs] == [completed_run(str(n)) for n in range(8)]
+        await run_pending()
+        assert len(harness.launcher.workers) == 8
+        assert len(harness.pids) == 3
+        harness.clock.advance(299)
+        await run_pending()
+        assert len(harness.pids) == 3
+        harness.clock.advance(31)
+        await run_pending()
+        assert harness.pids == []
 
 
-async def test_a_worker_waits_longer_by_itself_than_its_parent_lets_it() -> None:
-    async with open_world() as world:
-        await world.run("a")
+async def test_worker_idle_timeout_is_longer_than_the_pool_timeout() -> None:
+    async with open_fleet_harness() as harness:
+        await harness.run("a")
         short = replace(
             provision(depth=2), limits=ProvisionLimits(idle_timeout_secs=5, max_rounds=7)
         )
-        await world.run("b", short)
-        limits = [player.provision.limits for player in world.stage.players]
+        await harness.run("b", short)
+        limits = [worker.provision.limits for worker in harness.launcher.workers]
         assert limits == [
             ProvisionLimits(idle_timeout_secs=300 + IDLE_MARGIN_S),
             ProvisionLimits(idle_timeout_secs=5 + IDLE_MARGIN_S, max_rounds=7),
         ]
-        world.clock.advance(5)
-        assert await world.run("c", short) == clean("c")
-        await settle()
-        assert world.pids == [101, 103]
+        harness.clock.advance(5)
+        assert await harness.run("c", short) == completed_run("c")
+        await run_pending()
+        assert harness.pids == [101, 103]
 
 
 @pytest.mark.parametrize("is_known_dead", [True, False])
-async def test_a_worker_that_went_while_it_waited_is_replaced_at_once(
-    *, is_known_dead: bool
-) -> None:
-    async with open_world() as world:
-        await world.run("a")
-        player = world.stage.players[0]
+async def test_idle_worker_that_died_is_replaced_at_once(*, is_known_dead: bool) -> None:
+    async with open_fleet_harness() as harness:
+        await harness.run("a")
+        worker = harness.launcher.workers[0]
         if is_known_dead:
-            player.die()
-            await settle()
+            worker.die()
+            await run_pending()
         else:
-            player.listener.close()
-        assert await world.run("b") == clean("b")
-        await settle()
-        assert world.pids == [102]
+            worker.listener.close()
+        assert await harness.run("b") == completed_run("b")
+        await run_pending()
+        assert harness.pids == [102]
 
 
-async def test_no_two_workers_that_live_have_one_name() -> None:
-    async with open_world() as world:
-        world.stage.plays = [LaunchFailed("no memory")]
-        await world.run("a", provision("x"))
-        await world.run("a", provision("x"))
-        run = world.begin("wait", provision("y"))
-        await settle()
-        runs = [world.begin("wait", provision("x")) for _ in range(2)]
-        await settle()
-        assert [player.id for player in world.stage.alive] == ["x", "x-2", "x-3"]
+async def test_live_workers_have_unique_names() -> None:
+    async with open_fleet_harness() as harness:
+        harness.launcher.scripts = [LaunchFailed("no memory")]
+        await harness.run("a", provision("x"))
+        await harness.run("a", provision("x"))
+        run = harness.begin("wait", provision("y"))
+        await run_pending()
+        runs = [harness.begin("wait", provision("x")) for _ in range(2)]
+        await run_pending()
+        assert [worker.id for worker in harness.launcher.alive] == ["x", "x-2", "x-3"]
         for task in (run, *runs):
             task.cancel()
         await asyncio.wait({run, *runs})
-        await world.run("b", provision("x"))
-        assert [player.id for player in world.stage.alive] == ["x"]
+        await harness.run("b", provision("x"))
+        assert [worker.id for worker in harness.launcher.alive] == ["x"]
 
 
-# --- what goes wrong
+# --- failures
 
 
 @contract("FLEET-98")
 @pytest.mark.parametrize(
-    ("plays", "driven", "launches"),
+    ("scripts", "result", "launches"),
     [
-        ([says_nothing], clean("hi"), 2),
-        ([dies], clean("hi"), 2),
-        ([says_nothing, says_nothing], RunResult(failed("the worker said nothing for 60 s")), 2),
+        ([silent_script], completed_run("hi"), 2),
+        ([crash_script], completed_run("hi"), 2),
+        ([silent_script, silent_script], RunResult(failed("the worker sent nothing for 60 s")), 2),
         (
-            [dies, dies],
+            [crash_script, crash_script],
             RunResult(
                 failed(
                     "the link to the worker was lost: the process ended; "
-                    "it printed last:\nSegmentation fault"
+                    "last output:\nSegmentation fault"
                 )
             ),
             2,
         ),
         (
-            [dies_at_work],
+            [crash_during_run_script],
             RunResult(
                 failed(
                     "the link to the worker was lost: the process ended; "
-                    "it printed last:\nout of memory; token=[redacted]"
+                    "last output:\nout of memory; token=[redacted]"
                 ),
                 began=True,
             ),
@@ -181,58 +179,58 @@ async def test_no_two_workers_that_live_have_one_name() -> None:
             RunResult(failed("status 2: unknown executor")),
             0,
         ),
-        ([says_nothing, LaunchFailed("no memory")], RunResult(failed("no memory")), 1),
-        ([NotReady("killed")], clean("hi"), 1),
+        ([silent_script, LaunchFailed("no memory")], RunResult(failed("no memory")), 1),
+        ([NotReady("killed")], completed_run("hi"), 1),
         ([NotReady("killed"), NotReady("again")], RunResult(failed("again")), 0),
     ],
 )
-async def test_a_run_is_tried_once_more_and_only_if_its_worker_was_never_heard(
-    plays: list[Play | LaunchFailed], driven: RunResult, launches: int
+async def test_run_is_retried_once_and_only_before_the_first_frame(
+    scripts: list[WorkerScript | LaunchFailed], result: RunResult, launches: int
 ) -> None:
-    async with open_world() as world:
-        witness = world.begin("wait", provision("other", depth=2))
-        await settle()
-        world.stage.plays = [*plays]
-        run = world.begin("hi")
-        for _ in plays:
-            await settle()
-            world.clock.advance(FIRST_FRAME_S)
-        assert await in_time(run) == driven
-        assert len(world.stage.players) == 1 + launches
-        assert not witness.done()
-        witness.cancel()
+    async with open_fleet_harness() as harness:
+        other_run = harness.begin("wait", provision("other", depth=2))
+        await run_pending()
+        harness.launcher.scripts = [*scripts]
+        run = harness.begin("hi")
+        for _ in scripts:
+            await run_pending()
+            harness.clock.advance(FIRST_FRAME_S)
+        assert await in_time(run) == result
+        assert len(harness.launcher.workers) == 1 + launches
+        assert not other_run.done()
+        other_run.cancel()
 
 
-async def test_a_second_try_is_never_with_a_worker_that_waited() -> None:
-    async with open_world() as world:
-        runs = [world.begin(text, provision(text)) for text in ("a", "b")]
-        assert [await in_time(run) for run in runs] == [clean("a"), clean("b")]
-        for player in world.stage.players:
-            player.play = says_nothing
-        run = world.begin("c")
-        await settle()
-        world.clock.advance(FIRST_FRAME_S)
-        assert await in_time(run) == clean("c")
-        assert len(world.pids) == 2
-        assert world.stage.players[2].runs == [RunSpec("c")]
+async def test_retry_never_uses_an_idle_worker() -> None:
+    async with open_fleet_harness() as harness:
+        runs = [harness.begin(text, provision(text)) for text in ("a", "b")]
+        assert [await in_time(run) for run in runs] == [completed_run("a"), completed_run("b")]
+        for worker in harness.launcher.workers:
+            worker.script = silent_script
+        run = harness.begin("c")
+        await run_pending()
+        harness.clock.advance(FIRST_FRAME_S)
+        assert await in_time(run) == completed_run("c")
+        assert len(harness.pids) == 2
+        assert harness.launcher.workers[2].runs == [RunSpec("c")]
 
 
-async def test_what_was_said_to_a_worker_that_was_never_heard_is_said_to_the_next() -> None:
-    async with open_world() as world:
-        world.stage.plays = [says_nothing]
+async def test_messages_to_a_silent_worker_are_resent_to_the_next_one() -> None:
+    async with open_fleet_harness() as harness:
+        harness.launcher.scripts = [silent_script]
         controls = RunControl()
-        run = world.begin("wait", controls=controls)
+        run = harness.begin("wait", controls=controls)
         controls.steer("one")
-        await settle()
+        await run_pending()
         controls.steer("two", id="2")
-        await settle()
-        world.clock.advance(FIRST_FRAME_S)
-        await settle()
+        await run_pending()
+        harness.clock.advance(FIRST_FRAME_S)
+        await run_pending()
         controls.steer("three")
-        await settle()
-        said = [RunSpec("wait"), SteerFrame("one"), SteerFrame("two")]
-        first, second = world.stage.players
-        assert (first.runs, second.runs) == (said, [*said, SteerFrame("three")])
+        await run_pending()
+        expected = [RunSpec("wait"), SteerFrame("one"), SteerFrame("two")]
+        first, second = harness.launcher.workers
+        assert (first.runs, second.runs) == (expected, [*expected, SteerFrame("three")])
         controls.cancel()
         controls.steer("never mind")
         assert await in_time(run) == RunResult(
@@ -241,56 +239,56 @@ async def test_what_was_said_to_a_worker_that_was_never_heard_is_said_to_the_nex
 
 
 @contract("FLEET-98")
-async def test_a_worker_elsewhere_is_never_replaced_and_never_kept() -> None:
+async def test_remote_worker_is_neither_retried_nor_pooled() -> None:
     there = replace(provision(), placement=RemotePlacement("ws://there"))
-    async with open_world() as world:
-        assert await world.run("a", there) == clean("a")
-        world.elsewhere.plays = [says_nothing]
-        run = world.begin("b", there)
-        await settle()
-        world.clock.advance(FIRST_FRAME_S)
-        silent = RunResult(failed("the worker said nothing for 60 s"))
+    async with open_fleet_harness() as harness:
+        assert await harness.run("a", there) == completed_run("a")
+        harness.remote_launcher.scripts = [silent_script]
+        run = harness.begin("b", there)
+        await run_pending()
+        harness.clock.advance(FIRST_FRAME_S)
+        silent = RunResult(failed("the worker sent nothing for 60 s"))
         assert await in_time(run) == silent
-        world.elsewhere.plays = [LaunchFailed("401")]
-        assert await world.run("c", there) == RunResult(failed("401"))
-        assert (world.fleet.workers, world.stage.players) == ([], [])
+        harness.remote_launcher.scripts = [LaunchFailed("401")]
+        assert await harness.run("c", there) == RunResult(failed("401"))
+        assert (harness.fleet.workers, harness.launcher.workers) == ([], [])
 
 
-async def test_a_worker_that_could_not_be_ended_is_ended_by_a_later_sweep(
+async def test_worker_that_could_not_be_killed_is_killed_by_a_later_sweep(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with open_world() as world:
-        run = world.begin("wait")
-        await settle()
-        world.stage.players[0].kills_failing = 2
+    async with open_fleet_harness() as harness:
+        run = harness.begin("wait")
+        await run_pending()
+        harness.launcher.workers[0].kills_failing = 2
         run.cancel()
         await asyncio.wait({run})
-        assert world.pids == [101]
-        world.clock.advance(30)
-        await settle()
-        assert world.pids == [101]
-        world.clock.advance(30)
-        await settle()
-        assert world.pids == []
+        assert harness.pids == [101]
+        harness.clock.advance(30)
+        await run_pending()
+        assert harness.pids == [101]
+        harness.clock.advance(30)
+        await run_pending()
+        assert harness.pids == []
     assert caplog.text.count("worker child could not be ended") == 2
 
 
-async def test_what_an_overseer_raises_ends_its_run_and_no_other() -> None:
-    class Clumsy(Witness):
+async def test_callback_error_ends_its_run_and_no_other() -> None:
+    class FailingCallbacks(RecordingCallbacks):
         async def on_event(self, event: Raw) -> None:
             raise KeyError("lost")
 
-    async with open_world() as world:
-        other = world.begin("wait", provision("other", depth=2))
-        await settle()
+    async with open_fleet_harness() as harness:
+        other = harness.begin("wait", provision("other", depth=2))
+        await run_pending()
         with pytest.raises(KeyError):
-            await world.run("a", callbacks=Clumsy())
-        assert world.pids == [101]
+            await harness.run("a", callbacks=FailingCallbacks())
+        assert harness.pids == [101]
         assert not other.done()
         other.cancel()
 
 
-# --- what is refused
+# --- refusals
 
 
 @contract("FLEET-100")
@@ -310,39 +308,39 @@ async def test_what_an_overseer_raises_ends_its_run_and_no_other() -> None:
         ),
     ],
 )
-async def test_what_cannot_be_done_is_refused_before_anything_is_launched(
+async def test_invalid_provision_is_refused_before_launch(
     given: Provision, error: type[Exception]
 ) -> None:
-    async with open_world() as world:
+    async with open_fleet_harness() as harness:
         with pytest.raises(error):
-            await world.run("a", given)
-        assert world.stage.players == []
+            await harness.run("a", given)
+        assert harness.launcher.workers == []
 
 
 @contract("FLEET-99")
-async def test_runs_beyond_the_bound_wait_their_turn_and_beyond_that_are_refused() -> None:
-    async with open_world(FleetBounds(runs_max=2, waiting_max=2)) as world:
-        await world.run("a")  # Its worker waits, and holds no place.
+async def test_runs_over_the_limit_queue_and_over_the_queue_are_refused() -> None:
+    async with open_fleet_harness(FleetBounds(runs_max=2, waiting_max=2)) as harness:
+        await harness.run("a")  # Its worker is idle and takes no slot.
         first = [RunControl() for _ in range(4)]
-        runs = [world.begin("wait", provision(str(n)), c) for n, c in enumerate(first)]
-        await settle()
-        assert len(world.pids) == 2
+        runs = [harness.begin("wait", provision(str(n)), c) for n, c in enumerate(first)]
+        await run_pending()
+        assert len(harness.pids) == 2
         with pytest.raises(LimitExceeded):
-            await world.run("b")
+            await harness.run("b")
         first[2].cancel()
         assert await in_time(runs[2]) == RunResult(CANCELLED)
         first[0].cancel()
         assert (await in_time(runs[0])).outcome == CANCELLED
-        await settle()
-        assert [p.runs[-1] for p in world.stage.alive] == [RunSpec("wait")] * 2
+        await run_pending()
+        assert [p.runs[-1] for p in harness.launcher.alive] == [RunSpec("wait")] * 2
         for controls in first:
             controls.cancel()
         assert [(await in_time(run)).outcome for run in runs] == [CANCELLED] * 4
 
 
-async def test_many_runs_at_once_each_get_their_own_answer() -> None:
-    async with open_world(FleetBounds(runs_max=30)) as world:
-        runs = [world.begin(str(n), provision(str(n))) for n in range(50)]
-        assert [await in_time(run) for run in runs] == [clean(str(n)) for n in range(50)]
-        await settle()
-        assert len(world.pids) == 4
+async def test_many_concurrent_runs_get_their_own_results() -> None:
+    async with open_fleet_harness(FleetBounds(runs_max=30)) as harness:
+        runs = [harness.begin(str(n), provision(str(n))) for n in range(50)]
+        assert [await in_time(run) for run in runs] == [completed_run(str(n)) for n in range(50)]
+        await run_pending()
+        assert len(harness.pids) == 4

@@ -1,4 +1,4 @@
-"""The executor that says back what it was told."""
+"""The echo executor."""
 
 import asyncio
 
@@ -7,13 +7,13 @@ import pytest
 from culm.clock import LoopClock
 from culm.fleet.executor import CANCELLED, completed
 from culm.fleet.worker.executors.echo import EchoExecutor, parse_assignment
-from tests.fleet.executing import Listening
+from tests.fleet.executor_host import RecordingHost
 from tests.support import WAIT_S, FakeClock, contract
 
 
 @contract("FLEET-45")
-async def test_every_word_is_an_event_and_all_of_them_are_the_result() -> None:
-    host = Listening()
+async def test_each_word_is_an_event_and_all_words_are_the_result() -> None:
+    host = RecordingHost()
     assert await host.run(EchoExecutor(LoopClock()), " alpha\n beta ") == completed(
         "echo: alpha beta"
     )
@@ -25,18 +25,18 @@ async def test_every_word_is_an_event_and_all_of_them_are_the_result() -> None:
 
 
 @contract("FLEET-45")
-async def test_a_run_that_is_cancelled_before_it_begins_says_nothing() -> None:
-    host = Listening()
+async def test_run_canceled_before_it_begins_emits_nothing() -> None:
+    host = RecordingHost()
     host.cancelled.set()
     assert await host.run(EchoExecutor(LoopClock()), "alpha") == CANCELLED
     assert await host.run(EchoExecutor(FakeClock()), "__sleep_ms:9 alpha") == CANCELLED
     assert host.events == []
 
 
-async def test_a_delay_is_waited_for_and_can_be_cancelled() -> None:
+async def test_delay_is_awaited_and_can_be_canceled() -> None:
     clock = FakeClock()
     for is_cancelled, expected in ((False, completed("echo: alpha")), (True, CANCELLED)):
-        host = Listening()
+        host = RecordingHost()
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
             running = group.create_task(host.run(EchoExecutor(clock), "__sleep_ms:700000 alpha"))
             while not clock.armed():
@@ -58,7 +58,5 @@ async def test_a_delay_is_waited_for_and_can_be_cancelled() -> None:
         ("__sleep_ms:99999999999", ["__sleep_ms:99999999999"], 0.0),
     ],
 )
-def test_the_first_word_that_names_a_delay_is_not_said(
-    assignment: str, words: list[str], delay_s: float
-) -> None:
+def test_first_delay_word_is_not_echoed(assignment: str, words: list[str], delay_s: float) -> None:
     assert parse_assignment(assignment) == (words, delay_s)

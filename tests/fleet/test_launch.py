@@ -1,4 +1,4 @@
-"""From a provision to a worker that is ready, or to a reason why there is none and nothing left."""
+"""Launching: a provision becomes a ready worker, or an error with nothing left behind."""
 
 import asyncio
 import json
@@ -30,16 +30,16 @@ from culm.ids import Ids
 from culm.processes.client import open_processes
 from culm.processes.linux import find_stat, read_table, read_world_id
 from culm.processes.tree import descendants_of
-from tests.fleet.nursery import (
+from tests.fleet.launch_harness import (
     BOUND_S,
+    FAKE_WORKER,
     NO_ZYGOTE,
-    STAND_IN,
-    carry_out,
     make_provision,
     open_launcher,
+    run_assignment,
 )
+from tests.processes.process_harness import is_alive, name_of, wait_until_gone
 from tests.processes.test_escapes import open_descriptors, parent_of
-from tests.processes.yard import gone, is_alive, name_of
 from tests.support import contract
 
 
@@ -58,14 +58,14 @@ async def open_foreign(
 
 
 @asynccontextmanager
-async def open_way(folder: Path, way: str) -> AsyncGenerator[Launcher]:
-    match way:
+async def open_launcher_kind(folder: Path, kind: str) -> AsyncGenerator[Launcher]:
+    match kind:
         case "forked":
             async with open_launcher(folder) as launcher:
                 yield launcher
         case "spawned":
-            terms = LaunchSettings(zygote="sys.exit(1)")
-            async with open_launcher(folder, terms) as launcher:
+            settings = LaunchSettings(zygote="sys.exit(1)")
+            async with open_launcher(folder, settings) as launcher:
                 yield launcher
         case _:
             async with open_foreign(folder, *python_argv(WORKER)) as launcher:
@@ -79,36 +79,36 @@ def ticks_of(pid: int) -> int:
 
 
 def workers_below() -> int:
-    """Whatever they are called: those that were spawned have the name of their interpreter."""
-    others = {"culm-keeper", "culm-zygote", "culm-bud", "culm-warden"}
+    """Count workers by exclusion: a spawned worker has the name of its interpreter."""
+    others = {"culm-supervisor", "culm-zygote", "culm-prefork", "culm-shim"}
     below = descendants_of(os.getpid(), read_table())
     return sum(stat.is_alive and stat.comm not in others for stat in below)
 
 
 @contract("FLEET-8", "FLEET-9")
 @pytest.mark.parametrize(
-    ("way", "above"),
+    ("kind", "above"),
     [
         ("forked", "culm-zygote"),
-        ("spawned", "culm-warden"),
-        ("found by its record", "culm-warden"),
+        ("spawned", "culm-shim"),
+        ("found by its record", "culm-shim"),
     ],
 )
-async def test_a_real_process_announces_itself_and_carries_out_one_assignment_after_the_other(
-    tmp_path: Path, way: str, above: str
+async def test_launched_worker_registers_and_runs_several_assignments(
+    tmp_path: Path, kind: str, above: str
 ) -> None:
     discovery = FileDiscovery(tmp_path / "fabric", LoopClock())
-    async with open_way(tmp_path, way) as launcher:
+    async with open_launcher_kind(tmp_path, kind) as launcher:
         worker = await launcher.launch(make_provision(tmp_path, "child"))
         assert worker.pid is not None
         assert name_of(parent_of(worker.pid)) == above
-        for words in ("hello world", "once more"):
-            events, end = await carry_out(worker, words)
-            tokens = [f'{{"type":"token","content":"{word} "}}' for word in words.split()]
+        for text in ("hello world", "once more"):
+            events, end = await run_assignment(worker, text)
+            tokens = [f'{{"type":"token","content":"{word} "}}' for word in text.split()]
             assert events == [*tokens, '{"type":"complete"}']
-            assert end == TerminalFrame("completed", result=f"echo: {words}")
+            assert end == TerminalFrame("completed", result=f"echo: {text}")
             while (record := discovery.resolve("child")) is None:
-                await asyncio.sleep(0.005)  # With a control it is ready before its record is there.
+                await asyncio.sleep(0.005)  # With a control socket it is ready first.
             assert (record.agent_id, record.endpoint, record.pid) == (
                 "child",
                 worker.endpoint,
@@ -124,7 +124,7 @@ async def test_a_real_process_announces_itself_and_carries_out_one_assignment_af
 
 
 @contract("FLEET-53")
-async def test_the_owner_and_a_token_are_stamped_on_a_copy_at_the_last_moment(
+async def test_owner_and_token_are_stamped_on_a_copy_of_the_provision(
     tmp_path: Path,
 ) -> None:
     provision = make_provision(tmp_path, "child")
@@ -145,16 +145,16 @@ async def test_the_owner_and_a_token_are_stamped_on_a_copy_at_the_last_moment(
 
 
 @contract("FLEET-55")
-@pytest.mark.parametrize("terms", [STAND_IN, NO_ZYGOTE], ids=["forked", "spawned"])
-async def test_a_worker_that_does_not_become_ready_is_reported_with_its_last_words_and_ended(
-    tmp_path: Path, terms: LaunchSettings
+@pytest.mark.parametrize("settings", [FAKE_WORKER, NO_ZYGOTE], ids=["forked", "spawned"])
+async def test_worker_that_fails_to_become_ready_is_reported_and_ended(
+    tmp_path: Path, settings: LaunchSettings
 ) -> None:
     before = open_descriptors()
     ended = "the worker ended before it was ready:"
     reasons = {
         "refuse": (LaunchFailed, f"{ended} exit status 2\nculm worker: no such thing"),
         "crash": (NotReady, f"{ended} ended by SIGKILL"),
-        "let go": (LaunchFailed, f"{ended} it has let go of its owner"),
+        "let go": (LaunchFailed, f"{ended} it closed its control socket"),
     }
 
     async def reason(launcher: Launcher, role: str) -> tuple[type[LaunchFailed], str]:
@@ -162,7 +162,7 @@ async def test_a_worker_that_does_not_become_ready_is_reported_with_its_last_wor
             await launcher.launch(make_provision(tmp_path, role.replace(" ", "-"), role))
         return type(failure.value), str(failure.value)
 
-    async with open_launcher(tmp_path, terms) as launcher:
+    async with open_launcher(tmp_path, settings) as launcher:
         assert (await launcher.launch(make_provision(tmp_path, "fine"))).is_alive
         async with asyncio.TaskGroup() as group:
             tasks = {role: group.create_task(reason(launcher, role)) for role in reasons}
@@ -173,18 +173,18 @@ async def test_a_worker_that_does_not_become_ready_is_reported_with_its_last_wor
 
 
 @contract("FLEET-55")
-async def test_a_worker_that_hangs_before_it_is_ready_is_ended_at_the_deadline(
+async def test_worker_that_hangs_before_ready_is_ended_at_the_deadline(
     tmp_path: Path,
 ) -> None:
-    async with open_launcher(tmp_path, replace(STAND_IN, launch_s=1.0)) as launcher:
+    async with open_launcher(tmp_path, replace(FAKE_WORKER, launch_s=1.0)) as launcher:
         with pytest.raises(NotReady) as failure:
             await launcher.launch(make_provision(tmp_path, "child", "hang"))
-        words = "the worker was not ready within 1 s, and was ended\nabout to hang"
-        assert (str(failure.value), workers_below()) == (words, 0)
+        text = "the worker was not ready within 1 s and was killed\nabout to hang"
+        assert (str(failure.value), workers_below()) == (text, 0)
 
 
 @contract("FLEET-55")
-async def test_of_a_foreign_worker_only_a_live_record_counts_and_its_end_is_reported_at_once(
+async def test_foreign_worker_needs_a_live_record_and_its_exit_is_reported(
     tmp_path: Path,
 ) -> None:
     expired = AgentRecord(
@@ -198,12 +198,12 @@ async def test_of_a_foreign_worker_only_a_live_record_counts_and_its_end_is_repo
     (tmp_path / "record").write_bytes(msgspec.json.encode(expired))
     copy = f"cp {tmp_path}/record {tmp_path}/fabric/child.json; echo here >&2; exec sleep 100"
     async with open_foreign(tmp_path, "sh", "-c", copy, launch_s=2.0) as launcher:
-        with pytest.raises(LaunchFailed, match=r"not ready within 2 s, and was ended\nhere"):
+        with pytest.raises(LaunchFailed, match=r"not ready within 2 s and was killed\nhere"):
             await launcher.launch(make_provision(tmp_path, "child"))
         assert not (tmp_path / "fabric/child.json").exists()
     (tmp_path / "fabric").rmdir()
     script = "read -r line; echo got ${#line} >&2; exit 7"
-    # One that lived once, under the same name, is not taken for this one.
+    # The record of an earlier worker with the same name is not taken for this one.
     async with open_foreign(tmp_path, "bash", "-c", script) as launcher:
         FileDiscovery(tmp_path / "fabric", LoopClock()).publish(
             renewed(expired, LoopClock().now_s())
@@ -213,16 +213,16 @@ async def test_of_a_foreign_worker_only_a_live_record_counts_and_its_end_is_repo
     assert descendants_of(os.getpid(), read_table()) == []
 
 
-async def test_a_flood_on_stderr_blocks_nobody_and_only_its_end_is_kept(tmp_path: Path) -> None:
-    async with open_launcher(tmp_path, STAND_IN) as launcher:
+async def test_stderr_flood_does_not_block_and_only_its_tail_is_kept(tmp_path: Path) -> None:
+    async with open_launcher(tmp_path, FAKE_WORKER) as launcher:
         worker = await launcher.launch(make_provision(tmp_path, "child", "flood"))
         await worker.kill()
-        words = await worker.stderr_tail()
-        assert (len(words), words[-10:]) == (KEPT_BYTES, "xxxthe end")
+        text = await worker.stderr_tail()
+        assert (len(text), text[-10:]) == (KEPT_BYTES, "xxxthe end")
 
 
-async def test_a_launch_that_is_cancelled_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
-    async with open_launcher(tmp_path, STAND_IN) as launcher:
+async def test_launch_canceled_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
+    async with open_launcher(tmp_path, FAKE_WORKER) as launcher:
         await (await launcher.launch(make_provision(tmp_path, "first"))).kill()
         before = open_descriptors()
         for turns in range(14):
@@ -238,7 +238,7 @@ async def test_a_launch_that_is_cancelled_at_any_moment_leaves_nothing(tmp_path:
 
 @pytest.mark.live
 @contract("FLEET-57", "FLEET-P11")
-async def test_a_worker_whose_owner_is_killed_ends_idle_and_in_the_middle_of_a_run(
+async def test_workers_end_when_their_owner_is_killed(
     tmp_path: Path,
 ) -> None:
     command = (sys.executable, "-m", "tests.fleet.owner_process", str(tmp_path))
@@ -252,17 +252,17 @@ async def test_a_worker_whose_owner_is_killed_ends_idle_and_in_the_middle_of_a_r
         finally:
             owner.kill()
             await owner.wait()
-        await gone(*pids.values(), *others)
+        await wait_until_gone(*pids.values(), *others)
         assert FileDiscovery(tmp_path / "fabric", LoopClock()).records() == []
 
 
-def test_only_workers_that_nobody_owns_any_more_are_ended_at_the_next_start(
+def test_only_orphaned_workers_are_ended_at_the_next_start(
     tmp_path: Path,
 ) -> None:
     discovery = FileDiscovery(tmp_path, LoopClock())
     here, own = read_world_id(), os.getpid()
     alive = OwnerProcess(own, ticks_of(own))
-    dead = OwnerProcess(own, ticks_of(own) + 1)  # Another one has its pid now.
+    dead = OwnerProcess(own, ticks_of(own) + 1)  # Another process has its pid now.
     cases = {
         "left": (here, dead, False),
         "owned": (here, alive, True),

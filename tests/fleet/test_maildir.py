@@ -1,4 +1,4 @@
-"""Mailboxes as directories: what only files can do, and what only files can suffer."""
+"""Maildir mailboxes: file-specific behavior and file-specific failures."""
 
 import fcntl
 import json
@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from culm.clock import format_time
 from culm.errors import AppError
-from culm.fleet.times import format_time
 from culm.ids import LetterId
 from culm.mail.base import (
     ClaimedLetter,
@@ -28,8 +28,7 @@ from culm.mail.base import (
 )
 from culm.mail.folders import Subfolder
 from culm.mail.letters import Letter, Sender, body_of, encode_letter
-from culm.mail.maildir import MaildirPostOffice
-from culm.mail.maildir_box import TEMP_AGE_S, Maildir
+from culm.mail.maildir import TEMP_AGE_S, Maildir, MaildirPostOffice
 from culm.mail.order import ABSURD_NS, LETTERS_MAX, POSITION_MAX, name_of
 from culm.processes.linux import read_boot_id
 from tests.support import WAIT_S, FakeClock, contract
@@ -71,7 +70,7 @@ def ids(claims: list[ClaimedLetter]) -> list[str]:
 
 
 def files_in(root: Path) -> list[str]:
-    """All that is no directory, but for the journal."""
+    """All files, except the journal."""
     found = (path for path in root.rglob("*") if not path.is_dir() and path.name != ".seq")
     return sorted(path.relative_to(root).as_posix() for path in found)
 
@@ -87,10 +86,10 @@ def limited(kind: int, soft: int) -> Generator[None]:
 
 
 @contract("FLEET-P1")
-def test_a_delivery_syncs_the_letter_before_its_rename_and_the_directory_after_it(
+def test_delivery_syncs_file_before_rename_and_directory_after(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real calls are made; they are only written down, by what their descriptors lead to."""
+    """Record the real calls by the paths of their descriptors."""
     calls: list[tuple[str, ...]] = []
     fsync, rename = os.fsync, os.rename
 
@@ -115,7 +114,7 @@ def test_a_delivery_syncs_the_letter_before_its_rename_and_the_directory_after_i
     calls.clear()
     thread = threading.get_native_id()
 
-    def told(name: str, *between: str) -> list[tuple[str, ...]]:
+    def expected_calls(name: str, *between: str) -> list[tuple[str, ...]]:
         temporary, place = f"tmp/{name}.{thread}", f"new/{name_of(NOW_NS + len(name) - 1, name)}"
         return [
             ("fsync file", temporary),
@@ -126,12 +125,14 @@ def test_a_delivery_syncs_the_letter_before_its_rename_and_the_directory_after_i
 
     mailboxes = "projects/key/mailboxes"
     box.deliver(letter("a"))
-    assert calls == told("a", mailboxes, f"{mailboxes}/{ADDRESS}")  # The first one, of the boot.
+    assert calls == expected_calls(
+        "a", mailboxes, f"{mailboxes}/{ADDRESS}"
+    )  # The first delivery of this boot.
     calls.clear()
     box.deliver(letter("bb"))
-    assert calls == told("bb")
+    assert calls == expected_calls("bb")
     calls.clear()
-    assert box.deliver(letter("a")).again  # Who sent it first may have died before its sync.
+    assert box.deliver(letter("a")).again  # The first sender may have died before its sync.
     assert calls == [
         ("fsync file", f"tmp/a.{thread}"),
         ("fsync directory", "cur"),
@@ -139,9 +140,7 @@ def test_a_delivery_syncs_the_letter_before_its_rename_and_the_directory_after_i
     ]
 
 
-def test_all_of_a_mailbox_is_private_and_a_letter_is_for_people_to_read(
-    root: Path, tmp_path: Path
-) -> None:
+def test_mailbox_is_private_and_letters_are_readable_json(root: Path, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         box = MaildirPostOffice(root, CLOCK).make(ADDRESS)
@@ -187,9 +186,7 @@ for number in range(15):
 
 
 @contract("FLEET-69")
-def test_processes_that_write_while_the_owner_reads_lose_nothing_and_keep_their_order(
-    box: Maildir, root: Path
-) -> None:
+def test_concurrent_writers_lose_nothing_and_keep_their_order(box: Maildir, root: Path) -> None:
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, str(root), name],
@@ -211,15 +208,15 @@ def test_processes_that_write_while_the_owner_reads_lose_nothing_and_keep_their_
         while len(read) < 45 and any(one.poll() is None for one in writers):
             claims = box.claim(5)
             read += [claim.name for claim in claims if box.ack(claim)]
-        told = [one.communicate(timeout=WAIT_S)[0].split() for one in writers]
+        written = [one.communicate(timeout=WAIT_S)[0].split() for one in writers]
     finally:
         for one in writers:
             one.kill()
             one.communicate()
     read += [claim.name for claim in box.claim(100) if box.ack(claim)]
-    # Nobody was overtaken: the order of reading is the order of the names.
-    assert read == sorted(read) == sorted(name for names in told for name in names)
-    assert (len(read), all(names == sorted(names) for names in told)) == (45, True)
+    # Letters are read in the order of their names.
+    assert read == sorted(read) == sorted(name for names in written for name in names)
+    assert (len(read), all(names == sorted(names) for names in written)) == (45, True)
     assert files_in(root) == []
 
 
@@ -242,7 +239,7 @@ DAMAGED = {
 
 @contract("FLEET-P3")
 @pytest.mark.parametrize("case", DAMAGED)
-def test_a_damaged_journal_is_made_anew_and_no_letter_is_overtaken(
+def test_damaged_journal_is_rebuilt_without_reordering_letters(
     box: Maildir, root: Path, case: str
 ) -> None:
     for one in ("a", "b"):
@@ -258,7 +255,7 @@ def test_a_damaged_journal_is_made_anew_and_no_letter_is_overtaken(
 
 
 @contract("FLEET-P3")
-def test_places_do_not_go_back_when_the_journal_is_made_anew(box: Maildir) -> None:
+def test_positions_do_not_decrease_when_the_journal_is_rebuilt(box: Maildir) -> None:
     ahead = replace(letter("x"), created_at=format_time(CLOCK.now_s() + 50))
     *_, last = [box.deliver(replace(ahead, id=LetterId(f"l{n}"))) for n in range(LETTERS_MAX)]
     for claim in box.claim(LETTERS_MAX):
@@ -268,7 +265,7 @@ def test_places_do_not_go_back_when_the_journal_is_made_anew(box: Maildir) -> No
 
 @contract("FLEET-P3")
 @pytest.mark.parametrize("place", [NOW_NS + ABSURD_NS + 1, POSITION_MAX])
-def test_a_letter_named_absurdly_far_in_the_future_decides_no_order(
+def test_letter_named_far_in_the_future_does_not_affect_order(
     box: Maildir, root: Path, place: int
 ) -> None:
     (root / ADDRESS / "new" / name_of(place, "a")).write_bytes(encode_letter(letter("a")))
@@ -278,7 +275,7 @@ def test_a_letter_named_absurdly_far_in_the_future_decides_no_order(
 
 
 @pytest.mark.parametrize("part", [part.value for part in Subfolder])
-def test_what_is_missing_of_a_mailbox_is_made_anew_by_its_owner(
+def test_missing_mailbox_folder_is_recreated_by_its_owner(
     box: Maildir, root: Path, part: str
 ) -> None:
     box.deliver(letter("a"))
@@ -292,22 +289,20 @@ def test_what_is_missing_of_a_mailbox_is_made_anew_by_its_owner(
     assert box.bury(claims[-1])
 
 
-def test_a_writer_that_died_before_the_rename_leaves_nothing_that_is_read_or_stays(
-    box: Maildir, root: Path
-) -> None:
+def test_temp_files_of_a_dead_writer_are_not_read_and_are_removed(box: Maildir, root: Path) -> None:
     temps = root / ADDRESS / "tmp"
-    own = f"a.{threading.get_native_id()}"  # Of a thread that had our number.
+    own = f"a.{threading.get_native_id()}"  # Left by a thread with the same id.
     for name, age_s in ((own, 0.0), ("old.1", TEMP_AGE_S + 1), ("young.2", TEMP_AGE_S - 1)):
         (temps / name).write_bytes(b"half a let")
         os.utime(temps / name, (CLOCK.now_s() - age_s, CLOCK.now_s() - age_s))
     journal = root / ADDRESS / ".seq"
-    journal.write_bytes(HEAD + f"{NOW_NS:020d}-a\n".encode())  # It was about to be moved.
+    journal.write_bytes(HEAD + f"{NOW_NS:020d}-a\n".encode())  # Its letter was about to be moved.
     assert box.deliver(letter("a")).name == name_of(NOW_NS + 1, "a")
     assert (ids(box.claim(9)), ids(box.recover())) == (["a"], ["a"])
     assert files_in(root / ADDRESS / "tmp") == ["young.2"]
 
 
-def test_a_delivery_that_the_disk_refuses_leaves_nothing_behind(
+def test_delivery_refused_by_the_disk_leaves_nothing(
     box: Maildir, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with limited(resource.RLIMIT_FSIZE, 64), pytest.raises(MailboxFailed):
@@ -330,25 +325,23 @@ def test_a_delivery_that_the_disk_refuses_leaves_nothing_behind(
     assert ids(box.claim(9)) == ["a"]
 
 
-def test_who_has_no_descriptor_left_takes_no_letter_for_corrupt(box: Maildir) -> None:
+def test_lack_of_descriptors_does_not_mark_letters_corrupt(box: Maildir) -> None:
     for one in ("a", "b"):
         box.deliver(letter(one))
-    held = [os.dup(0) for _ in range(64)]  # Fills the gaps.
+    spare = [os.dup(0) for _ in range(64)]  # Fills the gaps.
     try:
-        with limited(resource.RLIMIT_NOFILE, max(held) + 1):
+        with limited(resource.RLIMIT_NOFILE, max(spare) + 1):
             for _ in range(4):  # Enough for the directories, not for a letter.
-                os.close(held.pop())
+                os.close(spare.pop())
             with pytest.raises(MailboxFailed):
                 box.claim(9)
     finally:
-        for one in held:
+        for one in spare:
             os.close(one)
     assert (box.pending_count(), box.recover(), ids(box.claim(9))) == (2, [], ["a", "b"])
 
 
-def test_a_mailbox_that_somebody_keeps_locked_is_busy_and_nothing_is_left(
-    box: Maildir, root: Path
-) -> None:
+def test_locked_mailbox_is_busy_and_nothing_is_left(box: Maildir, root: Path) -> None:
     with (root / ADDRESS / ".seq").open("ab") as seq:
         fcntl.flock(seq, fcntl.LOCK_EX)
         for act in (lambda: box.deliver(letter("a")), lambda: post_of(root).remove(ADDRESS)):
@@ -357,11 +350,11 @@ def test_a_mailbox_that_somebody_keeps_locked_is_busy_and_nothing_is_left(
     assert (files_in(root), box.deliver(letter("a")).again) == ([], False)
 
 
-def test_a_removal_takes_every_letter_along_and_later_ones_find_no_mailbox(
+def test_removal_deletes_every_letter_and_later_ones_find_no_mailbox(
     box: Maildir, root: Path
 ) -> None:
     patient = MaildirPostOffice(root, CLOCK)
-    begun, told = threading.Semaphore(0), list[AppError]()
+    begun, errors = threading.Semaphore(0), list[AppError]()
 
     def write(writer: int) -> None:
         try:
@@ -369,7 +362,7 @@ def test_a_removal_takes_every_letter_along_and_later_ones_find_no_mailbox(
                 patient.open(ADDRESS).deliver(letter(f"{writer}-{number}"))
                 begun.release()
         except AppError as exc:
-            told.append(exc)
+            errors.append(exc)
 
     writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
     for one in writers:
@@ -378,7 +371,7 @@ def test_a_removal_takes_every_letter_along_and_later_ones_find_no_mailbox(
     assert patient.remove(ADDRESS)
     for one in writers:
         one.join(WAIT_S)
-    assert ({type(one) for one in told} - {NoMailbox}, [*root.iterdir()]) == (set(), [])
+    assert ({type(one) for one in errors} - {NoMailbox}, [*root.iterdir()]) == (set(), [])
     with pytest.raises(NoMailbox):
         box.deliver(letter("late"))
 
@@ -410,11 +403,11 @@ ODD: dict[str, Callable[[Path], None]] = {
 @contract("FLEET-72")
 @pytest.mark.parametrize("case", ODD)
 @pytest.mark.parametrize("name", [name_of(1, "x"), "\udcff x", "z" * 255])
-def test_what_is_no_file_of_ours_is_corrupt_and_the_rest_still_arrives(
+def test_foreign_entry_is_moved_to_corrupt_and_letters_still_arrive(
     box: Maildir, root: Path, case: str, name: str
 ) -> None:
     folder = root / ADDRESS
-    for _ in range(2):  # Also if one of that name lies there already.
+    for _ in range(2):  # Also if the name exists in corrupt/ already.
         ODD[case](folder / "new" / name)
         box.deliver(letter("a"))
         assert ids(box.claim(9)) == ["a"]
@@ -452,7 +445,7 @@ UNSAFE: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("case", UNSAFE)
 @pytest.mark.parametrize("part", ["", ADDRESS, f"{ADDRESS}/tmp", f"{ADDRESS}/new"])
-def test_a_mailbox_that_others_could_use_is_refused_whole(
+def test_mailbox_accessible_to_others_is_refused(
     box: Maildir, root: Path, case: str, part: str
 ) -> None:
     box.deliver(letter("a"))
@@ -472,14 +465,14 @@ def test_a_mailbox_that_others_could_use_is_refused_whole(
 
 
 @pytest.mark.parametrize("case", ["link", "directory", "pipe", "link to nowhere"])
-def test_a_journal_that_is_no_file_is_refused(box: Maildir, root: Path, case: str) -> None:
+def test_journal_that_is_not_a_regular_file_is_refused(box: Maildir, root: Path, case: str) -> None:
     ODD[case](root / ADDRESS / ".seq")
     with pytest.raises(ForeignMailbox):
         box.deliver(letter("b"))
     assert box.is_fully_empty()
 
 
-def test_a_mailbox_that_was_half_made_or_half_removed_is_completed(root: Path) -> None:
+def test_partially_created_mailbox_is_completed(root: Path) -> None:
     (root / ADDRESS / "new").mkdir(parents=True, mode=0o700)
     box = post_of(root).open(ADDRESS)
     with pytest.raises(NoMailbox):
@@ -491,7 +484,7 @@ def test_a_mailbox_that_was_half_made_or_half_removed_is_completed(root: Path) -
     assert post_of(root).addresses(claimed=True) == [ADDRESS]
 
 
-def test_the_scan_passes_over_what_is_no_mailbox(box: Maildir, root: Path) -> None:
+def test_scan_skips_entries_that_are_not_mailboxes(box: Maildir, root: Path) -> None:
     assert post_of(root / "none").addresses() == []
     (root / "file").touch()
     with pytest.raises(MailboxFailed):
@@ -505,7 +498,7 @@ def test_the_scan_passes_over_what_is_no_mailbox(box: Maildir, root: Path) -> No
 
 
 @pytest.mark.parametrize("case", ["a file", "a link"])
-def test_where_nothing_can_be_kept_as_corrupt_the_rest_still_arrives_and_the_log_says_so(
+def test_unusable_corrupt_folder_is_logged_and_letters_still_arrive(
     box: Maildir, root: Path, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     UNSAFE[case](root / ADDRESS / "corrupt")
@@ -514,4 +507,4 @@ def test_where_nothing_can_be_kept_as_corrupt_the_rest_still_arrives_and_the_log
     assert ids(box.claim(9)) == ["a"]
     assert ids(box.recover()) == ["a"]
     assert "moved to corrupt" not in caplog.text
-    assert "no letter, and it stays" in caplog.text
+    assert "cannot move to corrupt/" in caplog.text

@@ -1,4 +1,4 @@
-"""Which workers are alike, and which of those that wait are taken, kept and sent home."""
+"""Worker fingerprints, and which idle workers are taken, kept and retired."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, structs
 
-from culm.fleet.host.fingerprint import fingerprint
-from culm.fleet.host.pool import ParkResult, PoolBounds, check_out, park, sweep
+from culm.fleet.host.pool import ParkedWorker, PoolBounds, check_out, fingerprint, park, sweep
 from culm.fleet.provision import (
     Bus,
     Capabilities,
@@ -42,7 +41,7 @@ ONE = Provision(
     secrets=Secrets([KEY], "token"),
     culm=CulmExtension(control_fd=3, env={"A": "1", "B": "2"}),
 )
-# Who it is, who owns it, how it is spoken to, and the order of what has none.
+# Identity, owner, connection details, and the order of unordered values.
 LIKE_ONE: list[tuple[str, Json]] = [
     ("identity.child_id", "b"),
     ("identity.parent_id", None),
@@ -103,12 +102,12 @@ def with_value(document: Provision, path: str, value: Json) -> Provision:
 
 
 @contract("FLEET-93")
-def test_children_that_differ_only_in_who_they_are_have_the_same_fingerprint() -> None:
+def test_fingerprint_ignores_the_identity_of_the_child() -> None:
     assert {fingerprint(with_value(ONE, *other)) for other in LIKE_ONE} == {fingerprint(ONE)}
 
 
 @contract("FLEET-93")
-def test_all_that_is_baked_into_a_worker_separates_and_no_secret_can_be_read_from_it() -> None:
+def test_fingerprint_covers_all_settings_and_reveals_no_secret() -> None:
     others = [with_value(ONE, *other) for other in UNLIKE_ONE]
     prints = [fingerprint(other) for other in others]
     assert len({fingerprint(ONE), *prints}) == len(prints) + 1
@@ -126,7 +125,7 @@ def test_all_that_is_baked_into_a_worker_separates_and_no_secret_can_be_read_fro
         ("culm.", CulmExtension),
     ],
 )
-def test_no_field_of_a_provision_is_forgotten_here(prefix: str, kind: type[Struct]) -> None:
+def test_every_provision_field_is_covered_by_these_tests(prefix: str, kind: type[Struct]) -> None:
     known = {path for path, _ in (*LIKE_ONE, *UNLIKE_ONE)}
     tops = {path.partition(".")[0] for path in known}
     assert {f"{prefix}{name}" for name in kind.__struct_fields__} <= known | tops
@@ -136,7 +135,7 @@ def test_no_field_of_a_provision_is_forgotten_here(prefix: str, kind: type[Struc
 
 
 @dataclass(eq=False)
-class Waiter:
+class FakeWorker:
     name: str
     is_alive: bool = True
 
@@ -144,12 +143,12 @@ class Waiter:
         return self.name
 
 
-def parked(name: str, key: str = "k", until_s: float = 300.0) -> ParkResult[Waiter]:
-    return ParkResult(Waiter(name), key, until_s)
+def parked(name: str, key: str = "k", until_s: float = 300.0) -> ParkedWorker[FakeWorker]:
+    return ParkedWorker(FakeWorker(name), key, until_s)
 
 
-def test_the_latest_of_its_kind_is_taken_and_the_dead_and_old_go() -> None:
-    old, dead, first, second, other = waiting = (
+def test_newest_matching_worker_is_chosen_and_dead_or_expired_ones_go() -> None:
+    old, dead, first, second, other = idle = (
         parked("old", until_s=10.0),
         parked("dead"),
         parked("first"),
@@ -157,7 +156,7 @@ def test_the_latest_of_its_kind_is_taken_and_the_dead_and_old_go() -> None:
         parked("other", key="o"),
     )
     dead.worker.is_alive = False
-    decided = check_out(waiting, "k", 10.0)
+    decided = check_out(idle, "k", 10.0)
     assert decided.chosen is second.worker
     assert decided.idle == (first, other)
     assert decided.retired == (old.worker, dead.worker)
@@ -165,7 +164,7 @@ def test_the_latest_of_its_kind_is_taken_and_the_dead_and_old_go() -> None:
 
 
 @contract("FLEET-99")
-def test_too_many_of_a_kind_or_in_all_send_the_oldest_home() -> None:
+def test_oldest_worker_is_retired_when_the_pool_is_full() -> None:
     bounds = PoolBounds(idle_per_key_max=2, idle_max=3)
     a, b, c, d = parked("a"), parked("b"), parked("c", key="o"), parked("d")
     decided = park((a, b, c), d, bounds, 0.0)
@@ -175,7 +174,7 @@ def test_too_many_of_a_kind_or_in_all_send_the_oldest_home() -> None:
     assert (decided.idle, decided.retired) == ((c, d, e), (b.worker,))
 
 
-def test_a_worker_that_died_at_the_end_of_its_run_is_not_kept() -> None:
+def test_worker_that_died_at_the_end_of_its_run_is_not_pooled() -> None:
     dead = parked("dead")
     dead.worker.is_alive = False
     decided = park((), dead, PoolBounds(), 0.0)
@@ -185,7 +184,7 @@ def test_a_worker_that_died_at_the_end_of_its_run_is_not_kept() -> None:
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["start", "end", "fail", "die", "sweep"]),
-        st.integers(0, 2),  # Which key, which of those at work, or which of those that wait.
+        st.integers(0, 2),  # Index of the key, the busy worker or the idle worker.
         st.integers(0, 5),  # Seconds that pass.
     ),
     max_size=60,
@@ -194,50 +193,50 @@ STEPS = st.lists(
 
 @contract("FLEET-99")
 @given(STEPS)
-def test_every_worker_is_at_work_or_waits_or_is_gone_and_the_bounds_hold(
+def test_every_worker_is_busy_idle_or_retired_within_bounds(
     steps: list[tuple[str, int, int]],
 ) -> None:
     bounds = PoolBounds(idle_per_key_max=2, idle_max=4, idle_s=8.0)
-    waiting: tuple[ParkResult[Waiter], ...] = ()
-    at_work: list[tuple[str, Waiter]] = []
-    gone: list[Waiter] = []
-    launched: list[Waiter] = []
+    idle: tuple[ParkedWorker[FakeWorker], ...] = ()
+    busy: list[tuple[str, FakeWorker]] = []
+    retired: list[FakeWorker] = []
+    launched: list[FakeWorker] = []
     now_s = 0.0
     for step, which, seconds in steps:
         now_s += seconds
-        before = waiting
+        before = idle
         match step:
             case "start":
                 key = "xyz"[which]
-                decided = check_out(waiting, key, now_s)
-                waiting, worker = decided.idle, decided.chosen
-                gone += decided.retired
+                decided = check_out(idle, key, now_s)
+                idle, worker = decided.idle, decided.chosen
+                retired += decided.retired
                 if worker is None:
-                    assert not any(p.key == key and p.worker.is_alive for p in waiting)
-                    worker = Waiter(f"{len(launched)}")
+                    assert not any(p.key == key and p.worker.is_alive for p in idle)
+                    worker = FakeWorker(f"{len(launched)}")
                     launched.append(worker)
                 else:
                     was = next(p for p in before if p.worker is worker)
                     assert (was.key, worker.is_alive, now_s < was.until_s) == (key, True, True)
-                at_work.append((key, worker))
-            case "end" if at_work:
-                key, worker = at_work.pop(which % len(at_work))
+                busy.append((key, worker))
+            case "end" if busy:
+                key, worker = busy.pop(which % len(busy))
                 decided = park(
-                    waiting, ParkResult(worker, key, now_s + bounds.idle_s), bounds, now_s
+                    idle, ParkedWorker(worker, key, now_s + bounds.idle_s), bounds, now_s
                 )
-                waiting = decided.idle
-                gone += decided.retired
-            case "fail" if at_work:
-                gone.append(at_work.pop(which % len(at_work))[1])
-            case "die" if waiting:
-                waiting[which % len(waiting)].worker.is_alive = False
+                idle = decided.idle
+                retired += decided.retired
+            case "fail" if busy:
+                retired.append(busy.pop(which % len(busy))[1])
+            case "die" if idle:
+                idle[which % len(idle)].worker.is_alive = False
             case _:
-                decided = sweep(waiting, now_s)
-                waiting = decided.idle
-                gone += decided.retired
-                assert all(p.worker.is_alive and now_s < p.until_s for p in waiting)
-        everybody = [*(p.worker for p in waiting), *(w for _, w in at_work), *gone]
-        assert Counter(everybody) == Counter(launched)
-        assert len(waiting) <= bounds.idle_max
-        per_key = Counter(p.key for p in waiting).values()
+                decided = sweep(idle, now_s)
+                idle = decided.idle
+                retired += decided.retired
+                assert all(p.worker.is_alive and now_s < p.until_s for p in idle)
+        all_workers = [*(p.worker for p in idle), *(w for _, w in busy), *retired]
+        assert Counter(all_workers) == Counter(launched)
+        assert len(idle) <= bounds.idle_max
+        per_key = Counter(p.key for p in idle).values()
         assert max(per_key, default=0) <= bounds.idle_per_key_max

@@ -1,4 +1,4 @@
-"""The provision document: what it may leave out, what it may not say, what it never shows."""
+"""The provision document: defaults, validation and hidden secrets."""
 
 import json
 import math
@@ -66,9 +66,7 @@ def parse(**changes: Json) -> Provision:
 
 
 @contract("FLEET-46")
-def test_a_minimal_document_has_defaults_unknown_fields_are_ignored_and_full_ones_come_back() -> (
-    None
-):
+def test_minimal_document_has_defaults_and_full_document_round_trips() -> None:
     expected = Provision(version=1, identity=Identity("c1"), executor=EchoKind(), fabric_dir="/f")
     unknown: dict[str, Json] = {
         "later": 1,
@@ -87,7 +85,7 @@ def test_a_minimal_document_has_defaults_unknown_fields_are_ignored_and_full_one
 
 
 @contract("FLEET-47")
-def test_the_tags_of_executors_are_those_of_the_wire() -> None:
+def test_executor_tags_match_the_wire() -> None:
     kinds = (
         ({"kind": "echo"}, EchoKind()),
         ({"kind": "bamboo_runtime"}, RuntimeKind()),
@@ -101,12 +99,12 @@ def test_the_tags_of_executors_are_those_of_the_wire() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"executor": {"kind": "warp"}}, "Invalid value 'warp'"),
         ({"executor": {"kind": "cli_adapter"}}, "missing required field `command`"),
-        ({"identity": {"child_id": "../c"}}, "child_id is no safe id"),
-        ({"identity": {"child_id": ""}}, "child_id is no safe id"),
+        ({"identity": {"child_id": "../c"}}, "child_id is not a safe id"),
+        ({"identity": {"child_id": ""}}, "child_id is not a safe id"),
         ({"identity": {"child_id": "c" * 201}}, "at most 200"),
         ({"identity": {"child_id": "c", "depth": -1}}, "depth is negative"),
         ({"limits": {"run_timeout_secs": -1}}, "limits.run_timeout_secs must be"),
@@ -114,35 +112,35 @@ def test_the_tags_of_executors_are_those_of_the_wire() -> None:
         ({"limits": {"max_rounds": 0}}, "limits.max_rounds must be"),
         ({"limits": {"max_rounds": -(10**40)}}, "limits"),
         ({"limits": {"run_timeout_secs": "soon"}}, "Expected `float | null`, got `str`"),
-        ({"fabric_dir": ""}, "fabric_dir is no path"),
-        ({"workspace": "a\0b"}, "workspace is no path"),
+        ({"fabric_dir": ""}, "fabric_dir is not a path"),
+        ({"workspace": "a\0b"}, "workspace is not a path"),
         ({"bus": {"endpoint": "ws://b", "token": "t-hidden"}}, "a bus is not supported"),
-        ({"version": 0}, "version is not a version"),
-        ({"culm": {"control_fd": 1}}, "control_fd is not"),
-        ({"culm": {"control_fd": 1 << 31}}, "control_fd is not"),
+        ({"version": 0}, "version must be at least 1"),
+        ({"culm": {"control_fd": 1}}, "control_fd must be"),
+        ({"culm": {"control_fd": 1 << 31}}, "control_fd must be"),
         ({"culm": {"ask_s": 0}}, "ask_s must be a number above 0"),
         ({"culm": {"ask_s": 1e300}}, "ask_s must be a number above 0"),
-        ({"owner": OWNER | {"process_id": 0}}, "owner.process_id is no process"),
-        ({"owner": OWNER | {"process_id": -1}}, "owner.process_id is no process"),
-        ({"owner": OWNER | {"process_id": 1 << 31}}, "owner.process_id is no process"),
+        ({"owner": OWNER | {"process_id": 0}}, "owner.process_id is not a process id"),
+        ({"owner": OWNER | {"process_id": -1}}, "owner.process_id is not a process id"),
+        ({"owner": OWNER | {"process_id": 1 << 31}}, "owner.process_id is not a process id"),
         ({"owner": OWNER | {"process_start_id": -1}}, "owner.process_start_id is negative"),
         ({"capabilities": {"native_tool_ceiling_required": True}}, "is not supported"),
         ({"capabilities": {"native_tool_ceiling": {"tools": []}}}, "is not supported"),
         ({"capabilities": {"required_child_context": True}}, "is not supported"),
     ],
 )
-def test_what_cannot_be_worked_with_is_refused_in_one_line(
-    changes: dict[str, Json], words: str
+def test_invalid_provision_field_is_refused_in_one_line(
+    changes: dict[str, Json], message: str
 ) -> None:
     with pytest.raises(BadProvision) as refused:
         parse(**changes)
-    assert words in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert "hidden" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b"x" * (PROVISION_BYTES_MAX + 1), "more than 8 MiB"),
         (b" \n", "no provision"),
@@ -155,19 +153,19 @@ def test_what_cannot_be_worked_with_is_refused_in_one_line(
         (json.dumps(MINIMAL)[:-1].encode() + b',"x":{"a":1,"a":1}}', "a key twice"),
     ],
 )
-def test_what_is_no_document_is_refused_in_one_line(data: bytes, words: str) -> None:
-    with pytest.raises(BadProvision, match=words):
+def test_invalid_document_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(BadProvision, match=message):
         parse_provision(data)
 
 
 @given(st.binary(max_size=200) | st.text().map(str.encode))
-def test_whatever_is_read_it_is_a_provision_or_is_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(BadProvision):
         parse_provision(data)
 
 
 @contract("FLEET-48")
-def test_two_ways_to_mcp_can_be_neither_read_nor_written() -> None:
+def test_mcp_and_mcp_proxy_exclude_each_other() -> None:
     both: dict[str, Json] = {"mcp": {}, "mcp_proxy": {"orchestrator": "o"}}
     for capabilities in (both, both | {"mcp": [1]}):
         with pytest.raises(BadProvision, match="mcp_proxy exclude each other"):
@@ -182,7 +180,7 @@ def test_two_ways_to_mcp_can_be_neither_read_nor_written() -> None:
 
 
 @contract("FLEET-50")
-def test_the_old_names_of_read_only_and_of_modes_hold_and_half_a_pair_is_refused() -> None:
+def test_legacy_permission_names_work_and_incomplete_pairs_are_refused() -> None:
     def modes(requested: str, effective: str, **flags: bool) -> Capabilities:
         named = {
             "permission_requested_mode": requested,
@@ -201,31 +199,31 @@ def test_the_old_names_of_read_only_and_of_modes_hold_and_half_a_pair_is_refused
     assert modes("auto", "plan", auto_approve_permissions=True).mode == "plan"
     assert modes("default", "accept_edits").mode == "accept_edits"
     assert modes("default", "bypass", bypass=True).mode == "bypass"
-    for requested, effective, words in (
+    for requested, effective, message in (
         ("default", "", "provided together"),
         ("", "plan", "provided together"),
-        ("default", "warp", "that there is not"),
-        ("plan", "plan", "that there is not"),
-        ("auto", "bypass", "do not fit"),
-        ("bypass", "default", "do not fit"),
-        ("bypass", "bypass", "disagree"),
-        ("auto", "plan", "disagree"),
+        ("default", "warp", "an unknown permission mode"),
+        ("plan", "plan", "an unknown permission mode"),
+        ("auto", "bypass", "are inconsistent"),
+        ("bypass", "default", "are inconsistent"),
+        ("bypass", "bypass", "contradict"),
+        ("auto", "plan", "contradict"),
     ):
-        with pytest.raises(BadProvision, match=words):
+        with pytest.raises(BadProvision, match=message):
             modes(requested, effective)
     with pytest.raises(BadProvision, match="exclude each other"):
         parse(capabilities={"bypass": True, "auto_approve_permissions": True})
 
 
 @contract("FLEET-34", "FLEET-49")
-def test_secrets_are_in_no_rendering_and_a_token_that_is_not_set_is_not_written() -> None:
+def test_secrets_are_not_in_repr_and_unset_token_is_not_written() -> None:
     assert "hidden" not in repr(FULL)
     assert b"worker_auth_token" not in encode_provision(parse())
 
 
 @contract("FLEET-P2")
 @given(st.text(alphabet="aZ09_-./\\\0é ", max_size=12))
-def test_a_name_is_safe_if_its_letters_are_and_it_hides_nothing(name: str) -> None:
+def test_name_with_unsafe_characters_or_dots_is_refused(name: str) -> None:
     is_plain = all(one in "aZ09_-." for one in name)
     safe = bool(name) and is_plain and ".." not in name and name[0] != "."
     assert is_safe_name(name) == safe
@@ -235,7 +233,7 @@ def test_a_name_is_safe_if_its_letters_are_and_it_hides_nothing(name: str) -> No
 
 
 @contract("FLEET-P2")
-def test_a_name_has_at_most_256_characters() -> None:
+def test_name_has_at_most_256_characters() -> None:
     assert is_safe_name("a" * 256)
     assert not is_safe_name("a" * 257)
     assert not is_safe_name("a\n")

@@ -1,4 +1,4 @@
-"""Workers that run elsewhere: only a link is made to them, and only with the right token."""
+"""Remote workers: only a link is made to them, and only with the right token."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -33,7 +33,7 @@ from culm.fleet.worker_server.base import Mode, ServeInTurn, ServeMany, ServeOnc
 from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids
 from tests.certificates import make_certificate
-from tests.fleet.parents import Stage, in_time, provision
+from tests.fleet.host_harness import FakeLauncher, in_time, provision
 from tests.support import WAIT_S, FakeClock, contract
 
 TOKEN = "a token"
@@ -41,11 +41,11 @@ TOKEN = "a token"
 
 @asynccontextmanager
 async def open_resident(mode: Mode, tls: ServerTls | None = None) -> AsyncGenerator[str]:
-    """The endpoint of a worker that was there before anybody launched it."""
+    """Serve a worker that exists before any launch; yield its endpoint."""
     clock = LoopClock()
-    terms = ServingSettings(clock, Ids(1))
+    settings = ServingSettings(clock, Ids(1))
     async with asyncio.TaskGroup() as tasks, listen_websocket(token=TOKEN, tls=tls) as listener:
-        serving = tasks.create_task(serve_on(listener, EchoExecutor(clock), mode, terms))
+        serving = tasks.create_task(serve_on(listener, EchoExecutor(clock), mode, settings))
         try:
             yield listener.endpoint
         finally:
@@ -69,7 +69,7 @@ def echoed(text: str) -> RunResult:
 
 @contract("FLEET-10")
 @pytest.mark.parametrize("mode", [ServeInTurn(), ServeMany()])
-async def test_a_resident_worker_is_connected_to_and_outlives_its_handle(mode: Mode) -> None:
+async def test_resident_worker_is_connected_and_outlives_its_handle(mode: Mode) -> None:
     async with open_resident(mode) as endpoint:
         worker = await in_time(ConnectLauncher().launch(at(RemotePlacement(endpoint))))
         assert (worker.id, worker.endpoint, worker.pid) == ("far", endpoint, None)
@@ -80,7 +80,7 @@ async def test_a_resident_worker_is_connected_to_and_outlives_its_handle(mode: M
         assert await echo(await in_time(worker.connect()), "two") == echoed("two")
 
 
-async def test_the_link_that_showed_that_it_is_there_is_used_or_let_go() -> None:
+async def test_link_from_the_launch_check_is_used_or_closed() -> None:
     async with open_resident(ServeOnce()) as endpoint:
         worker = await in_time(ConnectLauncher().launch(at(RemotePlacement(endpoint))))
         assert await echo(await in_time(worker.connect()), "only once") == echoed("only once")
@@ -92,7 +92,7 @@ async def test_the_link_that_showed_that_it_is_there_is_used_or_let_go() -> None
 
 @contract("FLEET-11", "FLEET-12")
 @pytest.mark.parametrize("token", [None, "another"])
-async def test_without_the_right_token_nothing_is_launched(token: str | None) -> None:
+async def test_launch_without_the_right_token_fails(token: str | None) -> None:
     async with open_resident(ServeMany()) as endpoint:
         with pytest.raises(LaunchFailed, match="the token was refused"):
             await in_time(ConnectLauncher().launch(at(RemotePlacement(endpoint), token)))
@@ -102,13 +102,13 @@ async def test_without_the_right_token_nothing_is_launched(token: str | None) ->
 
 @contract("FLEET-56")
 @pytest.mark.parametrize("placement", [LocalPlacement(), SchedulablePlacement("pool")])
-async def test_what_is_not_placed_elsewhere_is_refused(placement: Placement) -> None:
-    with pytest.raises(LaunchFailed, match="there is nothing to connect to"):
+async def test_placement_that_is_not_remote_is_refused(placement: Placement) -> None:
+    with pytest.raises(LaunchFailed, match="the placement is not remote"):
         await ConnectLauncher().launch(at(placement))
 
 
 @contract("FLEET-13")
-async def test_a_pinned_certificate_is_trusted_at_its_endpoint_and_no_other_is(
+async def test_pinned_certificate_is_trusted_only_at_its_endpoint(
     tmp_path: Path,
 ) -> None:
     cert, key = await make_certificate(tmp_path, "IP:127.0.0.1", WAIT_S)
@@ -123,13 +123,13 @@ async def test_a_pinned_certificate_is_trusted_at_its_endpoint_and_no_other_is(
 
 
 @contract("FLEET-10")
-async def test_a_fleet_sends_a_run_elsewhere_and_starts_nothing_here() -> None:
+async def test_fleet_sends_a_remote_run_and_starts_nothing_locally() -> None:
     async with open_resident(ServeInTurn()) as endpoint, asyncio.TaskGroup() as tasks:
-        stage = Stage(tasks)
-        async with open_fleet(stage, FakeClock()) as fleet:
+        launcher = FakeLauncher(tasks)
+        async with open_fleet(launcher, FakeClock()) as fleet:
             for text in ("one", "two"):
                 run = fleet.run(
                     at(RemotePlacement(endpoint)), RunSpec(text), DenyAll(), RunControl()
                 )
                 assert await in_time(run) == echoed(text)
-        assert stage.players == []
+        assert launcher.workers == []

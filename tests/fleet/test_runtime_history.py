@@ -1,4 +1,4 @@
-"""The conversation that a host sends with an assignment, as our models read it."""
+"""Conversion of the history that a host sends with an assignment."""
 
 import pytest
 from msgspec import Raw
@@ -31,11 +31,11 @@ def read(*messages: Json, assignment: str = "Go on.") -> list[tuple[str, list[Pa
     return [(message.role, message.parts) for message in history]
 
 
-def said(text: str) -> list[Part]:
+def text_parts(text: str) -> list[Part]:
     return [TextPart(Text(text))]
 
 
-def test_every_kind_of_message_is_read_and_each_call_has_its_result() -> None:
+def test_each_message_kind_is_read_and_each_call_has_its_result() -> None:
     functions: list[Json] = [
         {"id": "a", "type": "function", "function": {"name": "ls", "arguments": '{"path":"."}'}},
         {"id": "b", "function": {"name": "view", "arguments": {"file_path": "x"}}},
@@ -63,7 +63,7 @@ def test_every_kind_of_message_is_read_and_each_call_has_its_result() -> None:
         {"role": "user", "content": "Go on."},
     )
     assert history == [
-        ("system", said("You are brief.")),
+        ("system", text_parts("You are brief.")),
         (
             "user",
             [
@@ -82,7 +82,7 @@ def test_every_kind_of_message_is_read_and_each_call_has_its_result() -> None:
         ),
         ("tool", [ToolResultPart(ToolResult("a", "ls", "a.txt"))]),
         ("tool", [ToolResultPart(ToolResult("b", "view", "no such file", is_error=True))]),
-        ("user", said("Go on.")),
+        ("user", text_parts("Go on.")),
     ]
 
 
@@ -96,14 +96,14 @@ def test_every_kind_of_message_is_read_and_each_call_has_its_result() -> None:
         ([{"role": "user", "content": None}], ["Go on."]),
     ],
 )
-def test_the_assignment_is_read_once_and_what_cannot_be_read_is_left_out(
+def test_assignment_is_added_once_and_unreadable_messages_are_skipped(
     messages: list[Json], texts: list[str]
 ) -> None:
-    assert read(*messages) == [("user", said(text)) for text in texts]
+    assert read(*messages) == [("user", text_parts(text)) for text in texts]
 
 
-def test_who_said_it_is_kept_so_that_its_reasoning_is_believed() -> None:
-    spoken = {"role": "assistant", "content": "Hi.", "model": "m", "provider": "p"}
-    message, _ = history_from([Raw(encode(spoken))], "Go on.", SESSION)
-    expected = Message(message.id, "assistant", SESSION, said("Hi."), model="m", provider="p")
+def test_model_and_provider_of_a_message_are_kept() -> None:
+    answer = {"role": "assistant", "content": "Hi.", "model": "m", "provider": "p"}
+    message, _ = history_from([Raw(encode(answer))], "Go on.", SESSION)
+    expected = Message(message.id, "assistant", SESSION, text_parts("Hi."), model="m", provider="p")
     assert message == expected

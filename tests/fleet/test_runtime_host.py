@@ -1,4 +1,4 @@
-"""A worker's run and a host of ours: errands, budgets, questions, and what it says beside them."""
+"""A worker's run and our own host: agent calls, budgets, questions and other host calls."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,25 +16,33 @@ from culm.testing.script import Reply, Script, ScriptedCall, ScriptedUsage
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
-from tests.fleet.runtime_stage import KEY, NEVER, Above, Stage, calling, extension_of, open_stage
+from tests.fleet.runtime_harness import (
+    KEY,
+    NEVER,
+    FakeHost,
+    RuntimeHarness,
+    calling,
+    extension_of,
+    open_runtime_harness,
+)
 from tests.support import contract
 
 NESTS = Capabilities(nested_spawn=True)
 COUNTED = ScriptedUsage(input=1_000_000, output=100_000)
 
 
-def ours(stage: Stage, **replies: list[Json]) -> Stage:
-    """With a host that takes calls, and replies so."""
-    stage.above = Above(takes_calls=True, replies=dict(replies))
-    return stage
+def with_host_calls(harness: RuntimeHarness, **replies: list[Json]) -> RuntimeHarness:
+    """Give the harness a host that accepts calls and sends these replies."""
+    harness.host = FakeHost(takes_calls=True, replies=dict(replies))
+    return harness
 
 
-# --- errands
+# --- agent calls
 
 
 @contract("INV-79")
 @pytest.mark.parametrize(
-    ("reply", "told"),
+    ("reply", "expected"),
     [
         (
             {"content": "Two found it.", "metadata": '{"agents":["a"]}'},
@@ -62,14 +70,14 @@ def ours(stage: Stage, **replies: list[Json]) -> Stage:
         ),
     ],
 )
-async def test_an_errand_of_a_worker_is_its_hosts_and_the_reply_is_what_the_model_reads(
-    tmp_path: Path, reply: Json, told: Mapping[str, Json]
+async def test_agent_call_is_sent_to_the_host_and_its_reply_is_the_result(
+    tmp_path: Path, reply: Json, expected: Mapping[str, Json]
 ) -> None:
     call = calling("agent", assignments=[{"prompt": "Look."}, {"prompt": "Seek.", "role": "r"}])
-    async with open_stage(tmp_path, [call], capabilities=NESTS) as stage:
-        ours(stage, agent=[reply])
-        assert await stage.run() == completed("Done.")
-        assert stage.above.of("agent") == [
+    async with open_runtime_harness(tmp_path, [call], capabilities=NESTS) as harness:
+        with_host_calls(harness, agent=[reply])
+        assert await harness.run() == completed("Done.")
+        assert harness.host.of("agent") == [
             {
                 "op": "agent",
                 "assignments": [
@@ -79,21 +87,23 @@ async def test_an_errand_of_a_worker_is_its_hosts_and_the_reply_is_what_the_mode
                 "for": "call-agent",
             }
         ]
-        (heard,) = stage.ear.of("tool_complete", "tool_error")
-        assert heard == {**told, "tool_call_id": "call-agent"}
+        (received,) = harness.sink.of("tool_complete", "tool_error")
+        assert received == {**expected, "tool_call_id": "call-agent"}
 
 
-async def test_a_run_that_is_cancelled_while_it_waits_for_agents_ends_at_once(
+async def test_run_canceled_while_waiting_for_agents_ends_at_once(
     tmp_path: Path,
 ) -> None:
-    async with open_stage(tmp_path, [calling("agent_wait")], capabilities=NESTS) as stage:
-        ours(stage)
+    async with open_runtime_harness(
+        tmp_path, [calling("agent_wait")], capabilities=NESTS
+    ) as harness:
+        with_host_calls(harness)
         async with asyncio.TaskGroup() as tasks:
-            run = tasks.create_task(stage.run())
-            await stage.above.is_asked.wait()
-            stage.cancel.set()
+            run = tasks.create_task(harness.run())
+            await harness.host.is_asked.wait()
+            harness.cancel.set()
         assert run.result() == CANCELLED
-        assert stage.ear.events[-1]["type"] == "cancelled"
+        assert harness.sink.events[-1]["type"] == "cancelled"
 
 
 AGENT_TOOLS = {"agent", "agent_wait", "agent_send", "agent_stop", "agent_list", "mail"}
@@ -101,7 +111,7 @@ AGENT_TOOLS = {"agent", "agent_wait", "agent_send", "agent_stop", "agent_list", 
 
 @contract("FLEET-100")
 @pytest.mark.parametrize(
-    ("host", "capabilities", "depth", "offered"),
+    ("host_kind", "capabilities", "depth", "offered"),
     [
         ("foreign", NESTS, 1, set[str]()),
         ("ours", NESTS, 3, {*AGENT_TOOLS, "question"}),
@@ -110,15 +120,17 @@ AGENT_TOOLS = {"agent", "agent_wait", "agent_send", "agent_stop", "agent_list", 
         ("ours", Capabilities(nested_spawn=True, max_spawn_depth=2), 2, {"agent_list", "mail"}),
     ],
 )
-async def test_an_agent_is_offered_others_only_where_its_host_and_its_depth_allow_them(
-    tmp_path: Path, host: str, capabilities: Capabilities, depth: int, offered: set[str]
+async def test_agent_tools_are_offered_only_where_host_and_depth_allow(
+    tmp_path: Path, host_kind: str, capabilities: Capabilities, depth: int, offered: set[str]
 ) -> None:
-    culm = extension_of(tmp_path, questions="question" in offered or host == "foreign")
+    culm = extension_of(tmp_path, questions="question" in offered or host_kind == "foreign")
     fields: dict[str, Json] = {"capabilities": capabilities, "culm": culm}
-    async with open_stage(tmp_path, identity=Identity("child-1", depth=depth), **fields) as stage:
-        stage.above.takes_calls = host == "ours"
-        assert await stage.run() == completed("Done.")
-        tools = {tool["function"]["name"] for tool in stage.model.requests[0].body["tools"]}
+    async with open_runtime_harness(
+        tmp_path, identity=Identity("child-1", depth=depth), **fields
+    ) as harness:
+        harness.host.takes_calls = host_kind == "ours"
+        assert await harness.run() == completed("Done.")
+        tools = {tool["function"]["name"] for tool in harness.model.requests[0].body["tools"]}
         assert tools & {*AGENT_TOOLS, "question"} == offered
 
 
@@ -136,7 +148,7 @@ def chosen_at(url: str) -> ChosenModel:
     )
 
 
-async def test_each_question_is_reserved_first_and_reported_before_what_follows_at_the_chosen_price(
+async def test_model_request_is_reserved_first_and_its_usage_reported(
     tmp_path: Path,
 ) -> None:
     script = Script([calling("ls"), Reply(text="All.", usage=COUNTED)])
@@ -148,11 +160,11 @@ async def test_each_question_is_reserved_first_and_reported_before_what_follows_
             context_paths=ProvisionContext(project=["RULES.md"]),
         )
         fields: dict[str, Json] = {"model": None, "secrets": Secrets(), "culm": culm}
-        async with open_stage(tmp_path, **fields) as stage:
-            (stage.folder / "RULES.md").write_text("Never guess.")
-            (stage.folder / "AGENTS.md").write_text("Not read.")
-            assert await ours(stage).run() == completed("All.")
-            # Who was asked, and how, is what the parent chose.
+        async with open_runtime_harness(tmp_path, **fields) as harness:
+            (harness.folder / "RULES.md").write_text("Never guess.")
+            (harness.folder / "AGENTS.md").write_text("Not read.")
+            assert await with_host_calls(harness).run() == completed("All.")
+            # The model and its settings are the parent's choice.
             asked = model.requests[-1]
             assert asked.headers["X-Team"] == "seven"
             assert asked.headers["Authorization"] == f"Bearer {KEY}"
@@ -162,10 +174,10 @@ async def test_each_question_is_reserved_first_and_reported_before_what_follows_
             assert system.endswith("You only look.")
             assert "Never guess." in system
             assert "Not read." not in system
-            reserved = stage.above.of("reserve")
+            reserved = harness.host.of("reserve")
             assert [sorted(call) for call in reserved] == [["cost", "op", "tokens"]] * 2
             assert all(call["tokens"] > 500 and call["cost"] > 0 for call in reserved)
-            first, second = stage.ear.of("usage_reported")
+            first, second = harness.sink.of("usage_reported")
             assert first["reservation"] == "r-1"
             assert second == {
                 "type": "usage_reported",
@@ -178,7 +190,7 @@ async def test_each_question_is_reserved_first_and_reported_before_what_follows_
                     "cached_tokens": 0,
                 },
             }
-            types = stage.ear.types()
+            types = harness.sink.types()
             for number in (n for n, type_ in enumerate(types) if type_ == "usage_reported"):
                 assert types[number - 1] in ("session_message_written", "token")
                 assert types[number + 1] == "token_budget_updated"
@@ -196,27 +208,29 @@ async def test_each_question_is_reserved_first_and_reported_before_what_follows_
         ),
         (
             HostCallFailed("no such run"),
-            failed("Budget not known: nothing could be set aside: no such run"),
+            failed("Budget not known: no budget could be reserved: no such run"),
             None,
         ),
         (RunEnded(), CANCELLED, None),
     ],
 )
-async def test_a_question_that_is_not_granted_is_not_asked_and_ends_the_run_with_its_reason(
+async def test_refused_reservation_ends_the_run_without_a_model_request(
     tmp_path: Path, reply: Json, outcome: Outcome, reason: str | None
 ) -> None:
-    async with open_stage(tmp_path, [calling("ls")]) as stage:
-        ours(stage, reserve=[{"id": "r-1"}, reply])
-        assert await stage.run() == outcome
-        assert len(stage.model.requests) == 1
-        assert [event["reservation"] for event in stage.ear.of("usage_reported")] == ["r-1"]
-        last = stage.ear.of("session_message_written")[-1]["message"]
+    async with open_runtime_harness(tmp_path, [calling("ls")]) as harness:
+        with_host_calls(harness, reserve=[{"id": "r-1"}, reply])
+        assert await harness.run() == outcome
+        assert len(harness.model.requests) == 1
+        assert [event["reservation"] for event in harness.sink.of("usage_reported")] == ["r-1"]
+        last = harness.sink.of("session_message_written")[-1]["message"]
         assert last["role"] == "assistant"
         assert last["parts"][-1]["data"].get("culm_reason") == reason
-        assert stage.ear.events[-1].get("message", "") == (outcome.error or "User canceled request")
+        assert harness.sink.events[-1].get("message", "") == (
+            outcome.error or "User canceled request"
+        )
 
 
-# --- people
+# --- questions to people
 
 
 QUESTION: dict[str, Json] = {"type": "yes_no", "question": "Go on?", "description": "Or stop."}
@@ -224,7 +238,7 @@ ASKED: dict[str, Json] = {**QUESTION, "id": "q-1"}
 
 
 @pytest.mark.parametrize(
-    ("reply", "read", "outcome"),
+    ("reply", "expected", "outcome"),
     [
         (
             {
@@ -247,15 +261,15 @@ ASKED: dict[str, Json] = {**QUESTION, "id": "q-1"}
         ),
     ],
 )
-async def test_a_question_to_people_is_asked_by_the_host_and_the_answer_is_read(
-    tmp_path: Path, reply: Json, read: str, outcome: Outcome | None
+async def test_question_is_asked_by_the_host_and_its_answer_is_the_result(
+    tmp_path: Path, reply: Json, expected: str, outcome: Outcome | None
 ) -> None:
     culm = extension_of(tmp_path, questions=True)
     call = calling("question", text="Hm.", questions=[QUESTION])
-    async with open_stage(tmp_path, [call], culm=culm) as stage:
-        ours(stage, question=[reply])
-        assert await stage.run() == (outcome or completed("Hm."))
-        (asked,) = stage.above.of("question")
+    async with open_runtime_harness(tmp_path, [call], culm=culm) as harness:
+        with_host_calls(harness, question=[reply])
+        assert await harness.run() == (outcome or completed("Hm."))
+        (asked,) = harness.host.of("question")
         assert asked == {
             "op": "question",
             "tool_call_id": "call-question",
@@ -264,15 +278,15 @@ async def test_a_question_to_people_is_asked_by_the_host_and_the_answer_is_read(
             "confirm_description": "",
             "for": "call-question",
         }
-        (told,) = stage.ear.of("tool_complete", "tool_error")
-        assert read == (told.get("error") or told["result"]["result"])
+        (event,) = harness.sink.of("tool_complete", "tool_error")
+        assert expected == (event.get("error") or event["result"]["result"])
 
 
-# --- what the configuration adds
+# --- hooks and custom tools
 
 
 @contract("INV-76")
-async def test_hooks_and_own_tools_of_the_workspace_hold_for_a_worker_too(tmp_path: Path) -> None:
+async def test_workspace_hooks_and_custom_tools_apply_to_a_worker(tmp_path: Path) -> None:
     deny = """echo '{"decision":"deny","reason":"Not with me."}'"""
     rewrite = """echo '{"updated_input":{"name":"Bob"},"context":"It was Ann."}'"""
     culm = extension_of(
@@ -289,18 +303,18 @@ async def test_hooks_and_own_tools_of_the_workspace_hold_for_a_worker_too(tmp_pa
         ScriptedCall(name="bash", input={"command": "touch made"}, id="a"),
         ScriptedCall(name="greet", input={"name": "Ann"}, id="b"),
     ]
-    async with open_stage(tmp_path, [Reply(calls=calls)], culm=culm) as stage:
-        assert await stage.run() == completed("Done.")
-        refused, greeted = stage.ear.of("tool_error", "tool_complete")
+    async with open_runtime_harness(tmp_path, [Reply(calls=calls)], culm=culm) as harness:
+        assert await harness.run() == completed("Done.")
+        refused, greeted = harness.sink.of("tool_error", "tool_complete")
         assert (refused["tool_call_id"], refused["error"]) == ("a", "Not with me.")
         assert '"decision":"deny"' in refused["metadata"]
-        assert not (stage.folder / "made").exists()
-        said = greeted["result"]["result"]
-        assert '"name":"Bob"' in said
-        assert said.endswith("It was Ann.")
+        assert not (harness.folder / "made").exists()
+        result = greeted["result"]["result"]
+        assert '"name":"Bob"' in result
+        assert result.endswith("It was Ann.")
 
 
-async def test_a_host_hears_which_files_a_call_has_changed_and_of_one_that_failed_nothing(
+async def test_host_receives_changed_files_of_successful_calls_only(
     tmp_path: Path,
 ) -> None:
     edit: dict[str, Json] = {"old_string": "x", "new_string": "y"}
@@ -310,11 +324,11 @@ async def test_a_host_hears_which_files_a_call_has_changed_and_of_one_that_faile
         ScriptedCall(name="edit", input={"file_path": "a.txt", **edit}, id="c"),
         ScriptedCall(name="view", input={"file_path": "a.txt"}, id="d"),
     ]
-    async with open_stage(tmp_path, [Reply(calls=calls)]) as stage:
-        assert await stage.run() == completed("Done.")
-        path = str(stage.folder.resolve() / "a.txt")
-        told = stage.ear.of("tool_start", "files_changed", "tool_complete", "tool_error")
-        assert [event.get("tool_call_id") or event["paths"] for event in told] == [
+    async with open_runtime_harness(tmp_path, [Reply(calls=calls)]) as harness:
+        assert await harness.run() == completed("Done.")
+        path = str(harness.folder.resolve() / "a.txt")
+        events = harness.sink.of("tool_start", "files_changed", "tool_complete", "tool_error")
+        assert [event.get("tool_call_id") or event["paths"] for event in events] == [
             *("a", [path], "a"),
             *("b", [path], "b"),
             *("c", "c"),

@@ -1,4 +1,4 @@
-"""What a worker's run may do: by rules, by the mode it runs in, and by asking its host."""
+"""Permissions of a worker's run: rules, modes, and asks to its host."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from culm.fleet.worker.executors.runtime_gate import (
     PARAMS_BYTES_MAX,
     RuntimeGate,
     body_of,
-    policy_terms_of,
+    policy_input_of,
 )
 from culm.fleet.worker.executors.runtime_settings import RuntimeSettings
 from culm.model.base import ToolSpec
@@ -22,15 +22,15 @@ from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, W
 from culm.wire.codec import Json
 from culm.wire.rules import Rule
 from culm.wire.runs import CrashPolicy
-from tests.fleet.runtime_stage import (
+from tests.fleet.runtime_harness import (
     ASKS,
     NEVER,
-    Above,
-    Brake,
     Event,
+    FakeCancelToken,
+    FakeHost,
     calling,
     extension_of,
-    open_stage,
+    open_runtime_harness,
 )
 from tests.support import contract
 
@@ -58,7 +58,7 @@ ALLOW = Rule("allow", command="touch *")
 
 
 def named(effective: str, requested: str = "default") -> Capabilities:
-    """As a host says it that knows modes."""
+    """Capabilities of a host that knows modes."""
     return Capabilities(
         enforce_permissions=True,
         permission_requested_mode=requested,
@@ -72,8 +72,8 @@ SPEC = ToolSpec("doing", "", {})
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
-    """A tool that would do this."""
+class FixedActionTool:
+    """A tool with a fixed action."""
 
     action: ResolvedAction
     spec: ToolSpec = SPEC
@@ -93,7 +93,7 @@ async def no_hooks(call: CallRequest) -> None:
 
 @contract("FLEET-50")
 @pytest.mark.parametrize(
-    ("capabilities", "given", "action", "fate"),
+    ("capabilities", "given", "action", "decision"),
     [
         (ASKS, [], COMMAND, ASKED),
         (ASKS, [], INSIDE, ASKED),
@@ -123,7 +123,7 @@ async def no_hooks(call: CallRequest) -> None:
         (named("dont_ask"), [ALLOW], COMMAND, ALLOWED),
         (named("bypass", "bypass"), [], COMMAND, ALLOWED),
         (named("auto", "auto"), [], COMMAND, ALLOWED),
-        # What the caller of the whole run said holds here, too.
+        # The approval policy of the caller applies here, too.
         (ASKS, RuntimeSettings(approve="allow"), COMMAND, ALLOWED),
         (ASKS, RuntimeSettings(approve="deny"), COMMAND, REFUSED),
         (ASKS, RuntimeSettings(approve=(ALLOW,)), COMMAND, ALLOWED),
@@ -132,26 +132,28 @@ async def no_hooks(call: CallRequest) -> None:
         (ASKS, RuntimeSettings(allowed_tools=("bash:execute",)), COMMAND, ALLOWED),
     ],
 )
-async def test_rules_and_the_mode_say_whether_a_call_is_allowed_asked_about_or_refused(
+async def test_rules_and_mode_decide_whether_a_call_is_allowed(
     capabilities: Capabilities,
     given: list[Rule] | RuntimeSettings,
     action: ResolvedAction,
-    fate: str,
+    decision: str,
 ) -> None:
-    said = given if isinstance(given, RuntimeSettings) else RuntimeSettings(rules=tuple(given))
-    terms, is_read_only = policy_terms_of(capabilities, said, workspace="/srv", home="/home")
-    above, call = Above(answer=True), CallRequest("a", "doing", "{}", {})
-    admission = RuntimeGate(above, LoopClock(), terms, is_read_only, no_hooks)
-    admitted = await admission.admit(Doing(action), call)
+    settings = given if isinstance(given, RuntimeSettings) else RuntimeSettings(rules=tuple(given))
+    policy_input, is_read_only = policy_input_of(
+        capabilities, settings, workspace="/srv", home="/home"
+    )
+    host, call = FakeHost(answer=True), CallRequest("a", "doing", "{}", {})
+    gate = RuntimeGate(host, LoopClock(), policy_input, is_read_only, no_hooks)
+    admitted = await gate.admit(FixedActionTool(action), call)
     found = ALLOWED if isinstance(admitted, CallPlan) else REFUSED
-    assert (ASKED if above.asked else found) == fate
+    assert (ASKED if host.asked else found) == decision
     if isinstance(admitted, CallResult):
         assert admitted.content.startswith("Not allowed: ")
         assert (admitted.is_error, admitted.ends_turn) == (True, None)
 
 
 @pytest.mark.parametrize(
-    ("policy", "effective", "fate"),
+    ("policy", "effective", "decision"),
     [
         ({}, "default", ASKED),
         ({"bypass_permissions": True}, "bypass", ALLOWED),
@@ -159,37 +161,37 @@ async def test_rules_and_the_mode_say_whether_a_call_is_allowed_asked_about_or_r
         ({"requested_mode": "default", "effective_mode": "plan"}, "plan", REFUSED),
     ],
 )
-async def test_the_policy_of_a_run_goes_over_the_workers_and_its_posture_is_told_first(
-    tmp_path: Path, policy: dict[str, Json], effective: str, fate: str
+async def test_run_policy_overrides_the_workers_and_is_announced_first(
+    tmp_path: Path, policy: dict[str, Json], effective: str, decision: str
 ) -> None:
-    async with open_stage(tmp_path, [TOUCH, Reply(text="One."), TOUCH]) as stage:
-        assert await stage.run(permission_policy={**POLICY, **policy}) == completed("One.")
-        assert stage.ear.events[0] == {
+    async with open_runtime_harness(tmp_path, [TOUCH, Reply(text="One."), TOUCH]) as harness:
+        assert await harness.run(permission_policy={**POLICY, **policy}) == completed("One.")
+        assert harness.sink.events[0] == {
             "type": "permission_posture_activated",
             "session_id": "s",
             "policy_revision": 4,
-            "requested_mode": "default" if fate != ALLOWED else effective,
+            "requested_mode": "default" if decision != ALLOWED else effective,
             "effective_mode": effective,
             "executor_mapping": f"bamboo_runtime:{effective}",
         }
-        refused = bool(stage.ear.of("tool_error"))
-        assert (bool(stage.above.asked), refused) == (fate == ASKED, fate == REFUSED)
-        # The next run has no policy of its own: the worker's holds again, which asks nobody.
-        stage.above.asked.clear()
-        assert await stage.run() == completed("Done.")
-        assert (stage.ear.events[0]["type"], stage.above.asked) == ("execution_started", [])
-        assert (stage.folder / "made").exists()
+        refused = bool(harness.sink.of("tool_error"))
+        assert (bool(harness.host.asked), refused) == (decision == ASKED, decision == REFUSED)
+        # The next run has no policy of its own: the worker's applies, which asks nobody.
+        harness.host.asked.clear()
+        assert await harness.run() == completed("Done.")
+        assert (harness.sink.events[0]["type"], harness.host.asked) == ("execution_started", [])
+        assert (harness.folder / "made").exists()
 
 
 # --- asking
 
 
 @contract("FLEET-P8")
-async def test_a_host_is_asked_with_what_every_host_reads_and_a_deadline(tmp_path: Path) -> None:
-    async with open_stage(tmp_path, [TOUCH], capabilities=ASKS) as stage:
-        assert await stage.run() == completed("Done.")
-        (body,) = stage.above.asked
-        folder = str(stage.folder)
+async def test_ask_contains_fields_every_host_reads_and_a_deadline(tmp_path: Path) -> None:
+    async with open_runtime_harness(tmp_path, [TOUCH], capabilities=ASKS) as harness:
+        assert await harness.run() == completed("Done.")
+        (body,) = harness.host.asked
+        folder = str(harness.folder)
         known = {name: body[name] for name in body if name not in ("digest", "grains", "why")}
         assert known == {
             "tool_name": "bash",
@@ -211,50 +213,52 @@ async def test_a_host_is_asked_with_what_every_host_reads_and_a_deadline(tmp_pat
         }
         assert len(body["digest"]) == 64
         assert body["grains"]
-        assert stage.ear.types().index("tool_start") < stage.ear.types().index("tool_complete")
+        assert harness.sink.types().index("tool_start") < harness.sink.types().index(
+            "tool_complete"
+        )
 
 
-def test_what_no_dialog_can_show_is_left_out_of_an_ask() -> None:
+def test_params_too_large_to_show_are_omitted_from_an_ask() -> None:
     action = ResolvedAction("write", "write", params={"new_content": "x" * PARAMS_BYTES_MAX})
     assert body_of(action, CallRequest("c1", "write", "{}", {}), "", 0.0)["params"] is None
 
 
-async def test_what_a_host_denies_is_not_done_and_ends_the_turn(tmp_path: Path) -> None:
+async def test_denied_call_is_not_run_and_ends_the_turn(tmp_path: Path) -> None:
     reply = calling("bash", text="I make it.", command="touch made")
-    async with open_stage(tmp_path, [reply], capabilities=ASKS) as stage:
-        stage.above.answer = False
-        assert await stage.run() == failed("denied: bash: User denied permission")
-        (refused,) = stage.ear.of("tool_error")
+    async with open_runtime_harness(tmp_path, [reply], capabilities=ASKS) as harness:
+        harness.host.answer = False
+        assert await harness.run() == failed("denied: bash: User denied permission")
+        (refused,) = harness.sink.of("tool_error")
         assert refused["error"] == "User denied permission"
-        assert not (stage.folder / "made").exists()
-        last = stage.ear.of("session_message_written")[-1]["message"]
+        assert not (harness.folder / "made").exists()
+        last = harness.sink.of("session_message_written")[-1]["message"]
         assert last["parts"][-1]["data"]["culm_reason"] == "denied"
-        assert stage.ear.events[-1]["message"] == "denied: bash: User denied permission"
+        assert harness.sink.events[-1]["message"] == "denied: bash: User denied permission"
 
 
 @contract("FLEET-P8")
-async def test_a_host_that_does_not_answer_by_the_deadline_has_not_allowed_it_and_the_run_goes_on(
+async def test_ask_unanswered_by_the_deadline_is_refused_and_the_run_continues(
     tmp_path: Path,
 ) -> None:
     culm = extension_of(tmp_path, ask_s=19.3)
-    async with open_stage(tmp_path, [TOUCH], capabilities=ASKS, culm=culm) as stage:
-        stage.above.answer = None
+    async with open_runtime_harness(tmp_path, [TOUCH], capabilities=ASKS, culm=culm) as harness:
+        harness.host.answer = None
         async with asyncio.TaskGroup() as tasks:
-            run = tasks.create_task(stage.run())
-            await stage.above.is_asked.wait()
-            assert stage.above.asked[0]["deadline"] == "2027-01-15T08:00:20.000Z"
-            stage.clock.hand.advance(20)
+            run = tasks.create_task(harness.run())
+            await harness.host.is_asked.wait()
+            assert harness.host.asked[0]["deadline"] == "2027-01-15T08:00:20.000Z"
+            harness.clock.manual.advance(20)
         assert run.result() == completed("Done.")
-        (refused,) = stage.ear.of("tool_error")
+        (refused,) = harness.sink.of("tool_error")
         assert refused["error"] == "Not allowed: nobody answered in time."
-        assert not (stage.folder / "made").exists()
+        assert not (harness.folder / "made").exists()
 
 
 @dataclass(eq=False)
-class Leaving(Above):
-    """A host as it is towards a run that is cancelled: what it was asked is denied at once."""
+class DenyOnCancelHost(FakeHost):
+    """A host that denies an open ask when the run is cancelled."""
 
-    cancel: Brake = field(default_factory=Brake)
+    cancel: FakeCancelToken = field(default_factory=FakeCancelToken)
 
     async def ask(self, body: Event) -> bool:
         self.is_asked.set()
@@ -262,18 +266,18 @@ class Leaving(Above):
         return False
 
 
-async def test_a_run_that_is_cancelled_while_it_asks_is_cancelled_and_not_denied(
+async def test_run_canceled_during_an_ask_is_canceled_not_denied(
     tmp_path: Path,
 ) -> None:
-    async with open_stage(tmp_path, [TOUCH], capabilities=ASKS) as stage:
-        stage.above = Leaving(cancel=stage.cancel)
+    async with open_runtime_harness(tmp_path, [TOUCH], capabilities=ASKS) as harness:
+        harness.host = DenyOnCancelHost(cancel=harness.cancel)
         async with asyncio.TaskGroup() as tasks:
-            run = tasks.create_task(stage.run())
-            await stage.above.is_asked.wait()
-            stage.cancel.set()
+            run = tasks.create_task(harness.run())
+            await harness.host.is_asked.wait()
+            harness.cancel.set()
         assert run.result() == CANCELLED
-        assert stage.ear.of("tool_start", "tool_error") == []
-        written = [event["message"] for event in stage.ear.of("session_message_written")]
+        assert harness.sink.of("tool_start", "tool_error") == []
+        written = [event["message"] for event in harness.sink.of("session_message_written")]
         (result,) = (m["parts"][0]["data"] for m in written if m["role"] == "tool")
         assert result["content"] == "Error: user cancelled assistant tool calling"
-        assert not (stage.folder / "made").exists()
+        assert not (harness.folder / "made").exists()

@@ -1,4 +1,4 @@
-"""TLS of links: which files a worker takes, what is said of the others, whom a parent trusts."""
+"""TLS of links: certificate and key files of a worker, and trust of the host."""
 
 import asyncio
 import shutil
@@ -14,11 +14,11 @@ from culm.fleet.transport.base import ConnectFailed
 from culm.fleet.transport.tls import ServerTls, client_context, server_context
 from culm.fleet.transport.websocket import connect_websocket, listen_websocket
 from culm.fleet.worker_server.base import ServeOnce
-from tests.fleet.links import close_all
-from tests.fleet.players import Repeats
+from tests.fleet.fake_executors import RepeatingExecutor
+from tests.fleet.link_harness import close_all
 from tests.support import WAIT_S, contract
 
-MAKE_S = 60.0  # An RSA key is found by luck, on a machine that may be busy.
+MAKE_S = 60.0  # RSA key generation takes random time, and the machine may be busy.
 
 
 def openssl(*args: str) -> None:
@@ -93,13 +93,13 @@ def written(folder: Path, cert: str | None, key: str | None) -> ServerTls:
 
 
 @contract("FLEET-13")
-async def test_a_run_over_tls_completes_and_the_scheme_says_so(tmp_path: Path, pems: Pems) -> None:
+async def test_run_over_tls_completes_with_a_wss_endpoint(tmp_path: Path, pems: Pems) -> None:
     files = written(tmp_path, pems.cert, pems.pkcs8)
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         group.create_task(
             fleet.serve(
-                Repeats(),
+                RepeatingExecutor(),
                 mode=ServeOnce(),
                 token="secret",
                 tls=(files.cert, files.key),
@@ -114,9 +114,7 @@ async def test_a_run_over_tls_completes_and_the_scheme_says_so(tmp_path: Path, p
 
 
 @contract("FLEET-13", "FLEET-14")
-async def test_only_a_trusted_certificate_for_that_host_gives_a_link(
-    tmp_path: Path, pems: Pems
-) -> None:
+async def test_link_requires_a_trusted_certificate_for_the_host(tmp_path: Path, pems: Pems) -> None:
     files = written(tmp_path, pems.cert, pems.pkcs8)
     other = tmp_path / "other.pem"
     other.write_text(pems.other_cert)
@@ -130,7 +128,7 @@ async def test_only_a_trusted_certificate_for_that_host_gives_a_link(
         ):
             with pytest.raises(ConnectFailed, match=reason):
                 await connect_websocket(endpoint, "x", ca)
-        # One that never begins its handshake blocks nobody.
+        # A client that never begins its handshake blocks nobody.
         host, _, port = listener.endpoint.removeprefix("wss://").rpartition(":")
         _, silent = await asyncio.open_connection(host, int(port))
         both = tmp_path / "both.pem"
@@ -158,7 +156,7 @@ async def test_only_a_trusted_certificate_for_that_host_gives_a_link(
     ],
 )
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"], ids=["LF", "CRLF"])
-def test_every_usual_form_of_certificate_and_key_is_taken(
+def test_common_certificate_and_key_formats_are_accepted(
     tmp_path: Path, pems: Pems, cert: str, key: str, line_end: str
 ) -> None:
     texts = [pems.fill(text).replace("\n", line_end) for text in (cert, key)]
@@ -178,8 +176,8 @@ BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
         ("{cert}", "", "TLS key file KEY is empty"),
         ("garbage", "{pkcs8}", "TLS certificate file CERT is not in PEM"),
         ("{cert}", "garbage", "TLS key file KEY is not in PEM"),
-        ("{pkcs8}", "{pkcs8}", "TLS certificate file CERT holds no certificate"),
-        ("{cert}", "{cert}", "TLS key file KEY holds no private key"),
+        ("{pkcs8}", "{pkcs8}", "TLS certificate file CERT contains no certificate"),
+        ("{cert}", "{cert}", "TLS key file KEY contains no private key"),
         ("{cert}", "{encrypted}", "TLS key file KEY is encrypted"),
         ("{cut_cert}", "{pkcs8}", "TLS certificate file CERT: a block 'CERTIFICATE' has no end"),
         (
@@ -232,17 +230,17 @@ BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
     ],
     ids=lambda value: value[4:64] if isinstance(value, str) and value[:4] == "TLS " else "",
 )
-async def test_each_fault_of_a_file_is_told_by_its_name_and_nothing_listens(
+async def test_tls_file_error_names_the_file_and_nothing_listens(
     tmp_path: Path, pems: Pems, cert: str | None, key: str | None, problem: str
 ) -> None:
     files = written(tmp_path, cert and pems.fill(cert), key and pems.fill(key))
     with pytest.raises(InvalidRequest) as raised:
         async with listen_websocket(tls=files):
             pytest.fail("it listens")
-    said = raised.value.message.replace(str(files.cert), "CERT").replace(str(files.key), "KEY")
-    assert said.startswith(problem) if problem.endswith(": ") else said == problem
+    message = raised.value.message.replace(str(files.cert), "CERT").replace(str(files.key), "KEY")
+    assert message.startswith(problem) if problem.endswith(": ") else message == problem
 
 
-def test_a_folder_is_no_file_of_certificates(tmp_path: Path) -> None:
+def test_folder_as_a_certificate_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="Is a directory"):
         client_context(tmp_path)

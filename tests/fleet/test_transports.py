@@ -1,4 +1,4 @@
-"""What every link does, whatever carries it: one suite over the real one and its twin."""
+"""One suite for all links: the WebSocket transport and the memory transport."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import pytest
 from culm.fleet.protocol.frames import MESSAGE_BYTES_MAX
 from culm.fleet.transport.base import ConnectFailed, Link, LinkLost
 from culm.fleet.transport.memory import MemoryListener
-from tests.fleet.links import KINDS, Kind, close_all, open_pair, open_place
+from tests.fleet.link_harness import KINDS, Kind, close_all, open_endpoint, open_pair
 from tests.support import WAIT_S
 
 both = pytest.mark.parametrize("kind", KINDS)
@@ -31,7 +31,7 @@ async def test_frames_of_either_side_arrive_whole_and_in_order(kind: Kind) -> No
 
 
 @both
-async def test_a_frame_of_17_mib_passes_either_way(kind: Kind) -> None:
+async def test_frame_of_17_mib_passes_either_way(kind: Kind) -> None:
     frame = bytes(range(256)) * (17 << 12) + b"end"
     async with open_pair(kind) as (parent, worker), asyncio.TaskGroup() as group:
         for one, other in ((parent, worker), (worker, parent)):
@@ -42,7 +42,7 @@ async def test_a_frame_of_17_mib_passes_either_way(kind: Kind) -> None:
 
 
 @both
-async def test_after_a_goodbye_the_other_side_reads_what_was_sent_and_then_the_end(
+async def test_frames_sent_before_close_are_read_before_the_end(
     kind: Kind,
 ) -> None:
     async with open_pair(kind) as (parent, worker):
@@ -55,7 +55,7 @@ async def test_after_a_goodbye_the_other_side_reads_what_was_sent_and_then_the_e
         await worker.close()
         with pytest.raises(LinkLost):
             await worker.send(b"more")
-        for _ in range(3):  # A socket may take a frame or two before it is told.
+        for _ in range(3):  # A socket may take a frame or two before it fails.
             try:
                 await parent.send(b"more")
             except LinkLost:
@@ -66,7 +66,7 @@ async def test_after_a_goodbye_the_other_side_reads_what_was_sent_and_then_the_e
 
 
 @both
-async def test_a_goodbye_ends_the_wait_of_whoever_reads_on_the_same_side(kind: Kind) -> None:
+async def test_close_ends_a_pending_receive_on_the_same_side(kind: Kind) -> None:
     async with open_pair(kind) as (parent, worker), asyncio.TaskGroup() as group:
         reading = group.create_task(parent.receive())
         await asyncio.sleep(0)
@@ -75,7 +75,7 @@ async def test_a_goodbye_ends_the_wait_of_whoever_reads_on_the_same_side(kind: K
 
 
 @both
-async def test_a_cancelled_wait_for_a_frame_loses_none(kind: Kind) -> None:
+async def test_canceled_receive_loses_no_frame(kind: Kind) -> None:
     async with open_pair(kind) as (parent, worker), asyncio.TaskGroup() as group:
         for turn in range(3):
             reading = group.create_task(worker.receive())
@@ -88,7 +88,7 @@ async def test_a_cancelled_wait_for_a_frame_loses_none(kind: Kind) -> None:
 
 
 @both
-async def test_who_sends_to_one_that_does_not_read_waits_and_a_goodbye_ends_that(
+async def test_send_to_a_peer_that_does_not_read_waits_until_close(
     kind: Kind,
 ) -> None:
     frame = b"x" * 100_000
@@ -116,7 +116,7 @@ async def test_who_sends_to_one_that_does_not_read_waits_and_a_goodbye_ends_that
 
 
 @both
-async def test_to_cancel_a_send_that_waits_ends_the_link(kind: Kind) -> None:
+async def test_canceling_a_blocked_send_ends_the_link(kind: Kind) -> None:
     async with open_pair(kind) as (parent, worker), asyncio.TaskGroup() as group:
 
         async def flood() -> None:
@@ -137,7 +137,7 @@ async def test_to_cancel_a_send_that_waits_ends_the_link(kind: Kind) -> None:
 
 
 @both
-async def test_a_frame_above_the_bound_is_not_kept_but_ends_the_link(kind: Kind) -> None:
+async def test_oversized_frame_ends_the_link(kind: Kind) -> None:
     async with open_pair(kind) as (parent, worker), asyncio.TaskGroup() as group:
 
         async def send() -> None:
@@ -151,18 +151,18 @@ async def test_a_frame_above_the_bound_is_not_kept_but_ends_the_link(kind: Kind)
 
 
 @both
-async def test_links_wait_until_they_are_accepted_and_are_not_mixed_up(kind: Kind) -> None:
-    async with open_place(kind) as place, asyncio.timeout(WAIT_S):
-        parents = [await place.connect() for _ in range(3)]
+async def test_links_wait_until_accepted_and_are_not_mixed_up(kind: Kind) -> None:
+    async with open_endpoint(kind) as endpoint, asyncio.timeout(WAIT_S):
+        parents = [await endpoint.connect() for _ in range(3)]
         for number, parent in enumerate(parents):
             await parent.send(b"%d" % number)
-        workers = [await place.listener.accept() for _ in parents]
-        said = [await worker.receive() for worker in workers]
-        assert sorted(s for s in said if s is not None) == [b"0", b"1", b"2"]
+        workers = [await endpoint.listener.accept() for _ in parents]
+        received = [await worker.receive() for worker in workers]
+        assert sorted(s for s in received if s is not None) == [b"0", b"1", b"2"]
         await close_all(*parents, *workers)
 
 
-async def test_a_carrier_may_double_delay_and_lose_what_passes_between_two_ends() -> None:
+async def test_memory_carrier_can_duplicate_delay_and_drop_frames() -> None:
     gate = asyncio.Event()
 
     async def carry(frame: bytes) -> Sequence[bytes]:

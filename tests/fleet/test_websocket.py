@@ -1,4 +1,4 @@
-"""Links over a real socket: who is let in, what a stranger can do, what a failure says."""
+"""Links over a real socket: authorization, hostile peers and error messages."""
 
 import asyncio
 import gc
@@ -14,10 +14,10 @@ from aiohttp import ClientSession, WSMsgType
 
 from culm.errors import InvalidRequest, ListenFailed
 from culm.fleet.transport import websocket
-from culm.fleet.transport.auth import may_enter
 from culm.fleet.transport.base import ConnectFailed, LinkLost
+from culm.fleet.transport.tls import is_authorized
 from culm.fleet.transport.websocket import connect_websocket, listen_websocket
-from tests.fleet.links import close_all
+from tests.fleet.link_harness import close_all
 from tests.support import WAIT_S, contract
 
 UPGRADE = (
@@ -30,7 +30,7 @@ UPGRADE = (
 async def open_raw(
     endpoint: str,
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection that says byte by byte what a test wants; its end is a reset."""
+    """A raw connection that ends with a reset."""
     host, _, port = endpoint.removeprefix("ws://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     sock: socket.socket = writer.get_extra_info("socket")
@@ -44,7 +44,7 @@ async def open_raw(
 
 
 @pytest.mark.parametrize(
-    ("shown", "enters"),
+    ("shown", "authorized"),
     [
         (["Bearer secret"], True),
         ([], False),
@@ -60,13 +60,13 @@ async def open_raw(
     ],
 )
 @contract("FLEET-14")
-def test_only_the_exact_bearer_token_lets_in(shown: list[str], *, enters: bool) -> None:
-    assert may_enter(shown, "secret") is enters
-    assert may_enter(shown, None) is True
+def test_only_the_exact_bearer_token_is_authorized(shown: list[str], *, authorized: bool) -> None:
+    assert is_authorized(shown, "secret") is authorized
+    assert is_authorized(shown, None) is True
 
 
 @contract("FLEET-14")
-async def test_a_wrong_or_missing_token_is_refused_at_the_upgrade() -> None:
+async def test_wrong_or_missing_token_is_refused_at_the_upgrade() -> None:
     async with asyncio.timeout(WAIT_S), listen_websocket(token="secret") as listener:
         assert listener.endpoint.startswith("ws://127.0.0.1:")
         for token in ("wrong", None):
@@ -80,13 +80,13 @@ async def test_a_wrong_or_missing_token_is_refused_at_the_upgrade() -> None:
     async with asyncio.timeout(WAIT_S), listen_websocket() as listener:
         link = await connect_websocket(listener.endpoint, "whatever")
         await close_all(link, await listener.accept())
-        # But no web page, of whatever site: a browser would connect for it.
+        # But not for a web page: a browser would connect for any site.
         async with open_raw(listener.endpoint) as (reader, writer):
             writer.write(UPGRADE + b"Origin: http://127.0.0.1\r\n\r\n")
             assert (await reader.read()).startswith(b"HTTP/1.1 403 ")
 
 
-async def test_what_is_no_upgrade_is_refused_and_so_are_more_than_may_wait(
+async def test_non_upgrade_requests_and_excess_waiting_links_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(websocket, "WAITING_MAX", 3)
@@ -103,7 +103,7 @@ async def test_what_is_no_upgrade_is_refused_and_so_are_more_than_may_wait(
             link.abort()
 
 
-async def test_a_client_that_says_nothing_blocks_nobody_and_is_not_accepted() -> None:
+async def test_silent_client_does_not_block_others_and_is_not_accepted() -> None:
     async with (
         asyncio.timeout(WAIT_S),
         listen_websocket() as listener,
@@ -115,7 +115,7 @@ async def test_a_client_that_says_nothing_blocks_nobody_and_is_not_accepted() ->
         await close_all(link, await listener.accept())
 
 
-async def test_a_head_that_does_not_come_in_time_and_one_connection_too_many_are_turned_away(
+async def test_slow_handshake_and_excess_connections_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(websocket, "HANDSHAKE_S", 0.05)
@@ -124,7 +124,7 @@ async def test_a_head_that_does_not_come_in_time_and_one_connection_too_many_are
         async with open_raw(listener.endpoint) as (slow, writer):
             writer.write(UPGRADE)
             assert await slow.read() == b""
-        monkeypatch.setattr(websocket, "HANDSHAKE_S", WAIT_S)  # A busy machine is slow, too.
+        monkeypatch.setattr(websocket, "HANDSHAKE_S", WAIT_S)  # A busy machine is slow.
         link = await connect_websocket(listener.endpoint)
         other = await connect_websocket(listener.endpoint)
         async with open_raw(listener.endpoint) as (reader, _):
@@ -133,7 +133,7 @@ async def test_a_head_that_does_not_come_in_time_and_one_connection_too_many_are
         await close_all(link, other, await listener.accept(), await listener.accept())
 
 
-async def test_only_text_is_a_frame_and_a_ping_is_answered() -> None:
+async def test_only_text_is_a_frame_and_pings_are_answered() -> None:
     async with (
         asyncio.timeout(WAIT_S),
         listen_websocket() as listener,
@@ -166,7 +166,7 @@ async def test_only_text_is_a_frame_and_a_ping_is_answered() -> None:
     ],
     ids=["100 MB", "2^64", "opcode", "reserved bits", "continuation", "HTTP", "reset"],
 )
-async def test_a_peer_that_does_not_keep_to_the_protocol_is_lost_and_nothing_is_printed(
+async def test_protocol_violation_loses_the_link_and_prints_nothing(
     data: bytes, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -192,7 +192,7 @@ async def test_a_peer_that_does_not_keep_to_the_protocol_is_lost_and_nothing_is_
 
 @asynccontextmanager
 async def open_other(answer: bytes) -> AsyncGenerator[str]:
-    """A server that is no worker: it says one thing to everybody, and keeps the connection."""
+    """A server that is not a worker: sends `answer` to each client and stays connected."""
 
     async def on_connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
@@ -208,15 +208,15 @@ async def open_other(answer: bytes) -> AsyncGenerator[str]:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b"HTTP/1.1 302 Found\r\nLocation: ws://127.0.0.1:1/\r\n\r\n", "it sent us elsewhere"),
+        (b"HTTP/1.1 302 Found\r\nLocation: ws://127.0.0.1:1/\r\n\r\n", "redirected elsewhere"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "it answered 200"),
         (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "it answered 101"),
-        (b"SSH-2.0-x\r\n\r\n", "it (does not answer as a WebSocket server does|hung up, .*)"),
+        (b"SSH-2.0-x\r\n\r\n", "it (is not a WebSocket server|closed the connection, .*)"),
         (b"", "no answer within 0.05 s"),
     ],
     ids=["redirect", "page", "no key", "no HTTP", "silence"],
 )
-async def test_what_is_no_worker_gives_no_link_in_bounded_time(
+async def test_connecting_to_another_server_fails_in_bounded_time(
     answer: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not answer:
@@ -227,35 +227,35 @@ async def test_what_is_no_worker_gives_no_link_in_bounded_time(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "example.invalid"])
-async def test_nobody_listens_where_strangers_are_without_a_token_and_tls(host: str) -> None:
-    for token, words in ((None, "needs a token"), ("t", "needs TLS")):
-        with pytest.raises(InvalidRequest, match=words):
+async def test_public_address_requires_token_and_tls(host: str) -> None:
+    for token, message in ((None, "needs a token"), ("t", "needs TLS")):
+        with pytest.raises(InvalidRequest, match=message):
             async with listen_websocket(host, token=token):
                 pass
 
 
-async def test_a_link_that_cannot_be_made_says_why() -> None:
+async def test_failed_connection_reports_its_reason() -> None:
     for endpoint in ("http://x", "ws://127.0.0.1:99999999", "ws://", "ws://[::1", ""):
         with pytest.raises(ConnectFailed) as no_address:
             await connect_websocket(endpoint, "secret")
-        assert str(no_address.value) == f"{endpoint}: it is no ws:// or wss:// address"
+        assert str(no_address.value) == f"{endpoint}: not a ws:// or wss:// address"
     with pytest.raises(ConnectFailed) as refused:
         await connect_websocket("ws://user:password@127.0.0.1:1", "secret")
     assert "password@" not in str(refused.value)
-    with pytest.raises(ConnectFailed, match="a token is shown over wss://, or on this machine"):
+    with pytest.raises(ConnectFailed, match="a token is sent only over wss:// or to this machine"):
         await connect_websocket("ws://192.0.2.1:1", "secret")
     async with listen_websocket() as listener:
         port = int(listener.endpoint.rpartition(":")[2])
         with pytest.raises(ListenFailed, match=f"tcp://127.0.0.1:{port}"):
             async with listen_websocket(port=port):
                 pass
-        with pytest.raises(ConnectFailed, match="it speaks no TLS, or another one: "):
+        with pytest.raises(ConnectFailed, match="the TLS handshake failed: "):
             await connect_websocket(f"wss://127.0.0.1:{port}", "secret")
-    with pytest.raises(ConnectFailed, match="nobody listens there: "):
+    with pytest.raises(ConnectFailed, match="no connection: "):
         await connect_websocket(listener.endpoint, "secret")
 
 
-async def test_links_and_descriptors_do_not_outlive_their_listener() -> None:
+async def test_links_and_descriptors_end_with_their_listener() -> None:
     folder = Path("/proc/self/fd")
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         async with listen_websocket() as listener:  # The loop opens some for itself.
@@ -269,7 +269,7 @@ async def test_links_and_descriptors_do_not_outlive_their_listener() -> None:
                 await asyncio.sleep(0)
         with pytest.raises(LinkLost):
             await accepted.send(b"more")
-        assert [await ending for ending in endings] == [None, None, None]  # With a goodbye.
+        assert [await ending for ending in endings] == [None, None, None]  # Closed cleanly.
         await close_all(*links)
         while folder.exists() and len([*folder.iterdir()]) > before:
             await asyncio.sleep(0)

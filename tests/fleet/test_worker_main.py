@@ -1,4 +1,4 @@
-"""The worker: what it refuses, how it is found, and that it leaves nothing behind."""
+"""The worker process: refusals, discovery, and cleanup."""
 
 import asyncio
 import os
@@ -30,25 +30,29 @@ from culm.fleet.provision import (
     ProvisionLimits,
     Secrets,
     encode_provision,
+    storage_of,
 )
-from culm.fleet.storage import storage_of
 from culm.fleet.transport.base import ConnectFailed
 from culm.fleet.transport.websocket import connect_websocket
-from culm.fleet.worker.lifecycle import work
-from culm.fleet.worker.limits import mode_of, serving_terms_of
+from culm.fleet.worker.lifecycle import (
+    STORAGE_KEPT_S,
+    mode_of,
+    remove_storage,
+    serving_settings_of,
+    work,
+)
 from culm.fleet.worker.main import run_worker
-from culm.fleet.worker.registration import SETTLE_S, make_record, open_presence
-from culm.fleet.worker.storage import KEPT_S, remove_storage
+from culm.fleet.worker.registration import SETTLE_S, make_record, open_registration
 from culm.fleet.worker_server.base import ServeInTurn, ServeOnce, ServingSettings
 from culm.ids import Ids
 from culm.processes.linux import find_stat
-from tests.fleet.worker_stage import (
+from tests.fleet.worker_harness import (
     assign,
     discovery_in,
     echoed,
     make_provision,
     open_descriptors,
-    open_working,
+    open_running_worker,
     receive,
     run,
     wait_for_record,
@@ -59,7 +63,7 @@ NO_TOKEN = b'{"version":2,"identity":{"child_id":"w"},"executor":{"kind":"echo"}
 
 
 @pytest.mark.parametrize(
-    ("document", "words"),
+    ("document", "message"),
     [
         (b"", "there is no provision on standard input"),
         (b"{", "the provision is not valid JSON"),
@@ -68,21 +72,21 @@ NO_TOKEN = b'{"version":2,"identity":{"child_id":"w"},"executor":{"kind":"echo"}
         (NO_TOKEN, "there is no secrets.worker_auth_token; `culm worker --no-auth` serves"),
     ],
 )
-def test_a_provision_that_cannot_be_used_ends_it_with_status_2_and_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], document: bytes, words: str
+def test_invalid_provision_exits_with_status_2_and_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], document: bytes, message: str
 ) -> None:
     file = tmp_path / "provision"
     file.write_bytes(document)
     descriptor = os.open(file, os.O_RDONLY)
     assert run_worker(descriptor) == 2
-    assert os.read(descriptor, 1) == b""  # Nobody reads there what it was given.
+    assert os.read(descriptor, 1) == b""  # The document was consumed.
     os.close(descriptor)
     out, err = capfd.readouterr()
     assert (out, err.count("\n"), err.startswith("culm worker: ")) == ("", 1, True)
-    assert words in err
+    assert message in err
 
 
-def test_an_input_that_cannot_be_read_ends_it_with_status_2_and_one_line(
+def test_unreadable_stdin_exits_with_status_2_and_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert run_worker(4000) == 2
@@ -92,7 +96,7 @@ def test_an_input_that_cannot_be_read_ends_it_with_status_2_and_one_line(
 
 @asynccontextmanager
 async def open_process(provision: Provision) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """`culm worker`, which is killed if it is still there at the end."""
+    """Run `culm worker`; kill it at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "culm", "worker"), stdin=PIPE, stdout=PIPE, stderr=PIPE
     )
@@ -108,7 +112,7 @@ async def open_process(provision: Provision) -> AsyncGenerator[asyncio.subproces
 
 
 @contract("FLEET-8", "FLEET-9", "FLEET-54")
-async def test_a_real_worker_serves_one_after_the_other_and_withdraws_when_it_is_told_to_leave(
+async def test_worker_process_serves_runs_and_withdraws_on_sigterm(
     tmp_path: Path,
 ) -> None:
     async with open_process(make_provision(tmp_path)) as process:
@@ -130,25 +134,25 @@ async def test_a_real_worker_serves_one_after_the_other_and_withdraws_when_it_is
 
 
 @contract("FLEET-12", "FLEET-49")
-async def test_a_worker_is_found_by_its_record_and_lets_nobody_in_without_its_token(
+async def test_worker_is_found_by_its_record_and_requires_its_token(
     tmp_path: Path,
 ) -> None:
     before = open_descriptors()
-    async with open_working(make_provision(tmp_path)) as working:
+    async with open_running_worker(make_provision(tmp_path)) as running:
         record = discovery_in(tmp_path).resolve("w1")
         stat = find_stat(os.getpid())
         assert stat is not None
         assert record is not None
-        assert (record.endpoint, record.pid) == (working.endpoint, os.getpid())
+        assert (record.endpoint, record.pid) == (running.endpoint, os.getpid())
         assert record.culm is not None
         assert (record.culm.start_ticks, record.culm.owner) == (stat.start_ticks, None)
         assert "token" not in (tmp_path / "fabric" / "w1.json").read_text()
         for token in (None, "wrong"):
             with pytest.raises(ConnectFailed, match="token"):
-                await connect_websocket(working.endpoint, token)
-        assert await run(working.endpoint, "hi") == echoed("hi")
-        working.stop.set()
-        await working.ended()
+                await connect_websocket(running.endpoint, token)
+        assert await run(running.endpoint, "hi") == echoed("hi")
+        running.stop.set()
+        await running.ended()
     assert discovery_in(tmp_path).resolve("w1") is None
     assert open_descriptors() <= before + 3  # The loop of a test keeps a few of its own.
 
@@ -156,7 +160,7 @@ async def test_a_worker_is_found_by_its_record_and_lets_nobody_in_without_its_to
 @contract("FLEET-57", "FLEET-P11")
 @pytest.mark.parametrize("mid_run", [False, True])
 @pytest.mark.parametrize("by_socket", [False, True])
-async def test_a_worker_ends_with_its_owner_idle_or_in_the_middle_of_a_run(
+async def test_worker_ends_with_its_owner_idle_or_during_a_run(
     tmp_path: Path, *, by_socket: bool, mid_run: bool
 ) -> None:
     provision = make_provision(tmp_path)
@@ -171,11 +175,11 @@ async def test_a_worker_ends_with_its_owner_idle_or_in_the_middle_of_a_run(
         stamp = OwnerStamp(owner.pid, "i", "2026-11-16T00:00:00Z", stat.start_ticks)
         provision = replace(provision, owner=stamp)
     with ours:
-        async with open_working(provision) as working:
+        async with open_running_worker(provision) as running:
             if by_socket:
-                assert ours.recv(4096) == f"ready {working.endpoint}".encode()
+                assert ours.recv(4096) == f"ready {running.endpoint}".encode()
             record = await wait_for_record(tmp_path)
-            link = await connect_websocket(working.endpoint, "worker-token")
+            link = await connect_websocket(running.endpoint, "worker-token")
             if mid_run:
                 await assign(link, "__sleep_ms:600000 never")
             else:
@@ -185,7 +189,7 @@ async def test_a_worker_ends_with_its_owner_idle_or_in_the_middle_of_a_run(
             async with asyncio.timeout(WAIT_S):
                 while mid_run and await link.receive() is not None:
                     pass
-            await working.ended()
+            await running.ended()
             await link.close()
         await owner.wait()
     assert record.culm is not None
@@ -193,21 +197,21 @@ async def test_a_worker_ends_with_its_owner_idle_or_in_the_middle_of_a_run(
     assert [*(tmp_path / "fabric").iterdir()] == []
 
 
-async def test_what_a_worker_stored_goes_with_it_unless_it_was_told_where(tmp_path: Path) -> None:
+async def test_worker_storage_is_removed_unless_its_place_was_given(tmp_path: Path) -> None:
     provision = make_provision(tmp_path, CliKind("true"))
     given = replace(provision, storage_dir=str(tmp_path / "given"))
     assert storage_of(provision) == tmp_path / "workers" / "w1"
     for one in (provision, given):
-        async with open_working(one) as working:
+        async with open_running_worker(one) as running:
             assert not storage_of(one).exists()
             ended = {"kind": "terminal", "status": "completed", "result": ""}
-            assert (await run(working.endpoint, ""))[-1] == ended
+            assert (await run(running.endpoint, ""))[-1] == ended
             assert storage_of(one).stat().st_mode & 0o777 == 0o700
     assert not storage_of(provision).exists()
     assert storage_of(given).exists()
 
 
-def test_what_killed_workers_stored_goes_when_it_is_old_and_nobody_of_that_name_is_there(
+def test_old_storage_of_killed_workers_is_removed(
     tmp_path: Path,
 ) -> None:
     clock = FakeClock()
@@ -218,14 +222,14 @@ def test_what_killed_workers_stored_goes_when_it_is_old_and_nobody_of_that_name_
         (workers / name / "inner").mkdir(parents=True)
     (workers / "link").symlink_to(tmp_path)
     (workers / "file").touch()
-    old_s = clock.now_s() - KEPT_S - 1
+    old_s = clock.now_s() - STORAGE_KEPT_S - 1
     for name, at_s in (("young", old_s + 2), ("living", old_s), ("dead", old_s), ("file", old_s)):
         os.utime(workers / name, (at_s, at_s))
     remove_storage(make_provision(tmp_path), discovery, clock.now_s())
     assert sorted(one.name for one in workers.iterdir()) == ["file", "link", "living", "young"]
 
 
-async def test_what_an_executor_cannot_keep_to_is_refused_before_anybody_hears_of_it(
+async def test_unsupported_provision_is_refused_before_registration(
     tmp_path: Path,
 ) -> None:
     read_only = Capabilities(read_only=True)
@@ -233,24 +237,26 @@ async def test_what_an_executor_cannot_keep_to_is_refused_before_anybody_hears_o
     with pytest.raises(BadProvision, match="read_only is refused"):
         await work(provision, asyncio.Event())
     closed = replace(make_provision(tmp_path), culm=CulmExtension(control_fd=4000))
-    with pytest.raises(BadProvision, match="control_fd is no control socket: Bad file descriptor"):
+    with pytest.raises(
+        BadProvision, match="control_fd is not a control socket: Bad file descriptor"
+    ):
         await work(closed, asyncio.Event())
     assert [*tmp_path.iterdir()] == []
 
 
-# --- presence
+# --- registration
 
 
-class SlowFabric(MemoryDiscovery):
-    """Its disk begins to write, and does not go on before it may."""
+class SlowDiscovery(MemoryDiscovery):
+    """A discovery whose `publish` blocks until the test allows it."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
-        self.begun, self.may = threading.Event(), threading.Event()
+        self.begun, self.may_write = threading.Event(), threading.Event()
 
     def publish(self, record: AgentRecord) -> None:
         self.begun.set()
-        assert self.may.wait(WAIT_S)
+        assert self.may_write.wait(WAIT_S)
         super().publish(record)
 
 
@@ -258,23 +264,23 @@ def own_record(clock: FakeClock) -> AgentRecord:
     return make_record(Identity("w1", role="r"), ["x"], "ws://e", None, clock.now_s())
 
 
-def own(clock: FakeClock) -> Callable[[], AgentRecord]:
+def record_factory(clock: FakeClock) -> Callable[[], AgentRecord]:
     return lambda: own_record(clock)
 
 
-async def test_a_record_that_is_written_late_does_not_survive_its_withdrawal() -> None:
+async def test_record_written_late_does_not_survive_withdrawal() -> None:
     clock = FakeClock()
-    discovery = SlowFabric(clock)
+    discovery = SlowDiscovery(clock)
 
     async def let_it_write() -> None:
-        for _ in range(20):  # By then it is being withdrawn.
+        for _ in range(20):  # By then the withdrawal has begun.
             await asyncio.sleep(0)
-        discovery.may.set()
+        discovery.may_write.set()
 
     async with (
         asyncio.timeout(WAIT_S),
         asyncio.TaskGroup() as group,
-        open_presence(discovery, own(clock), clock, at_once=False),
+        open_registration(discovery, record_factory(clock), clock, at_once=False),
     ):
         await _until_armed(clock)
         clock.advance(SETTLE_S)
@@ -283,10 +289,10 @@ async def test_a_record_that_is_written_late_does_not_survive_its_withdrawal() -
     assert discovery.discover() == []
 
 
-async def test_a_lease_is_renewed_while_a_worker_serves() -> None:
+async def test_lease_is_renewed_while_a_worker_serves() -> None:
     clock = FakeClock()
     discovery = MemoryDiscovery(clock)
-    async with open_presence(discovery, own(clock), clock, at_once=True):
+    async with open_registration(discovery, record_factory(clock), clock, at_once=True):
         first = discovery.resolve("w1")
         for _ in range(5):
             await _until_armed(clock)
@@ -305,16 +311,16 @@ async def _until_armed(clock: FakeClock) -> None:
             await asyncio.sleep(0)
 
 
-async def test_the_record_of_another_process_under_the_same_id_is_not_withdrawn() -> None:
+async def test_record_of_another_process_with_the_same_id_is_not_withdrawn() -> None:
     clock = FakeClock()
     discovery = MemoryDiscovery(clock)
     successor = replace(own_record(clock), pid=1)
-    async with open_presence(discovery, own(clock), clock, at_once=True):
+    async with open_registration(discovery, record_factory(clock), clock, at_once=True):
         discovery.publish(successor)
     assert discovery.discover() == [successor]
 
 
-def test_a_record_says_which_process_it_is_and_whose() -> None:
+def test_record_identifies_its_process_and_owner() -> None:
     stat = find_stat(os.getpid())
     assert stat is not None
     stamp = OwnerStamp(7, "i", "2026-11-16T00:00:00Z", 8)
@@ -335,14 +341,14 @@ def test_a_record_says_which_process_it_is_and_whose() -> None:
 
 
 @contract("FLEET-P6")
-def test_the_limits_of_a_provision_are_those_of_its_worker(tmp_path: Path) -> None:
+def test_worker_limits_come_from_its_provision(tmp_path: Path) -> None:
     clock, ids = LoopClock(), Ids()
     plain = replace(make_provision(tmp_path), reusable=False, secrets=Secrets())
     assert (mode_of(plain), mode_of(replace(plain, reusable=True))) == (
         ServeOnce(120.0),
         ServeInTurn(300.0),
     )
-    assert serving_terms_of(plain, clock, ids) == ServingSettings(
+    assert serving_settings_of(plain, clock, ids) == ServingSettings(
         clock, ids, None, depth=0, depth_max=4
     )
     limited = replace(
@@ -356,17 +362,17 @@ def test_the_limits_of_a_provision_are_those_of_its_worker(tmp_path: Path) -> No
     assert mode_of(limited) == ServeInTurn(0.5)
     ten_years_s = 315_360_000.0
     expected = ServingSettings(clock, ids, ten_years_s, host_calls=True, depth=2, depth_max=3)
-    assert serving_terms_of(limited, clock, ids) == expected
+    assert serving_settings_of(limited, clock, ids) == expected
     assert limit_error("max_rounds", "8 rounds") == "limit:max_rounds: 8 rounds"
 
 
 @contract("FLEET-P6")
-async def test_a_run_that_takes_too_long_ends_in_an_error_that_a_program_can_read(
+async def test_run_over_its_time_limit_ends_in_a_machine_readable_error(
     tmp_path: Path,
 ) -> None:
     provision = replace(make_provision(tmp_path), limits=ProvisionLimits(run_timeout_secs=0.01))
-    async with open_working(provision) as working:
-        link = await connect_websocket(working.endpoint, "worker-token")
+    async with open_running_worker(provision) as running:
+        link = await connect_websocket(running.endpoint, "worker-token")
         await assign(link, "__sleep_ms:600000 never")
         terminal = await receive(link)
         await link.close()
@@ -375,9 +381,9 @@ async def test_a_run_that_takes_too_long_ends_in_an_error_that_a_program_can_rea
 
 
 @contract("FLEET-2")
-async def test_a_worker_that_nobody_calls_for_long_leaves_by_itself(tmp_path: Path) -> None:
+async def test_idle_worker_leaves_after_its_timeout(tmp_path: Path) -> None:
     provision = replace(make_provision(tmp_path), limits=ProvisionLimits(idle_timeout_secs=0.01))
-    async with open_working(provision) as working:
-        await working.ended()
-        assert not working.stop.is_set()
+    async with open_running_worker(provision) as running:
+        await running.ended()
+        assert not running.stop.is_set()
     assert [*(tmp_path / "fabric").iterdir()] == []

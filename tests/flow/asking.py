@@ -1,4 +1,4 @@
-"""What tests of asks share: what a client is shown, what it answers, and tools that ask."""
+"""Helpers for tests of asks: received requests, answers, and tools that ask."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -10,7 +10,7 @@ import msgspec
 from culm.client.stream import ServerEvent
 from culm.settings import Settings
 from culm.testing.model_server import open_model_server
-from culm.testing.script import Reply, Rule, Script, ScriptedCall
+from culm.testing.script import Reply, ReplyRule, Script, ScriptedCall
 from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan
 from culm.tools.question import make_question
 from culm.wire.asks import (
@@ -22,39 +22,39 @@ from culm.wire.asks import (
     Resolved,
 )
 from culm.wire.codec import Json, decode
-from tests.flow.probes import Probe, Wound, calling
-from tests.flow.runs import Heard, Stage, open_stage
+from tests.flow.probes import Probe, WaitableClock, calling
+from tests.flow.runs import Harness, ReceivedEvents, open_harness
 from tests.support import model_config
 
-# --- being shown
+# --- received requests
 
 
-async def request_in(heard: Heard, number: int = 1) -> PermissionRequest:
-    """The permission request a client is shown as its first, or as a later one."""
-    return (await _shown(heard, number, "permission_request")).read(PermissionRequest)
+async def request_in(received: ReceivedEvents, number: int = 1) -> PermissionRequest:
+    """Wait for the n-th permission request that a client receives."""
+    return (await _shown(received, number, "permission_request")).read(PermissionRequest)
 
 
-async def batch_in(heard: Heard, number: int = 1) -> QuestionRequest:
-    return (await _shown(heard, number, "question_batch_request")).read(QuestionRequest)
+async def batch_in(received: ReceivedEvents, number: int = 1) -> QuestionRequest:
+    return (await _shown(received, number, "question_batch_request")).read(QuestionRequest)
 
 
-async def _shown(heard: Heard, number: int, type_: str) -> ServerEvent:
-    def is_it(told: ServerEvent) -> bool:
-        return [one for one in heard.told if one.type == type_][number - 1 : number] == [told]
+async def _shown(received: ReceivedEvents, number: int, type_: str) -> ServerEvent:
+    def is_it(event: ServerEvent) -> bool:
+        return [e for e in received.events if e.type == type_][number - 1 : number] == [event]
 
-    return await heard.until(is_it)
-
-
-def requests(heard: Heard) -> list[str]:
-    return [request.id for request in heard.all("permission_request", PermissionRequest)]
+    return await received.until(is_it)
 
 
-def batches(heard: Heard) -> list[str]:
-    return [batch.id for batch in heard.all("question_batch_request", QuestionRequest)]
+def requests(received: ReceivedEvents) -> list[str]:
+    return [request.id for request in received.all("permission_request", PermissionRequest)]
 
 
-def notified(heard: Heard) -> list[PermissionNotification]:
-    return heard.all("permission_notification", PermissionNotification)
+def batches(received: ReceivedEvents) -> list[str]:
+    return [batch.id for batch in received.all("question_batch_request", QuestionRequest)]
+
+
+def notified(received: ReceivedEvents) -> list[PermissionNotification]:
+    return received.all("permission_notification", PermissionNotification)
 
 
 def waits(request: PermissionRequest) -> PermissionNotification:
@@ -69,54 +69,54 @@ def denied(request: PermissionRequest) -> PermissionNotification:
     return msgspec.structs.replace(waits(request), denied=True)
 
 
-# --- answering
+# --- answers
 
 
-async def answer(stage: Stage, ask_id: str, action: str, **more: object) -> bool:
-    """Answer a request; `more` is said beside the id."""
+async def answer(harness: Harness, ask_id: str, action: str, **more: object) -> bool:
+    """Answer a request; `more` is sent beside the id."""
     body = {"permission": {"id": ask_id, **more}, "action": action}
-    return await resolved(stage, "/permissions/grant", body)
+    return await resolved(harness, "/permissions/grant", body)
 
 
-async def resolved(stage: Stage, path: str, body: Mapping[str, object]) -> bool:
-    found = await stage.request("POST", path, body)
+async def resolved(harness: Harness, path: str, body: Mapping[str, object]) -> bool:
+    found = await harness.request("POST", path, body)
     assert found.status == 200, found
     return decode(found.body, Resolved).resolved
 
 
-async def answer_batch(stage: Stage, batch_id: str, *responses: Mapping[str, object]) -> bool:
+async def answer_batch(harness: Harness, batch_id: str, *responses: Mapping[str, object]) -> bool:
     body = {"batch_request_id": batch_id, "responses": responses}
-    return await resolved(stage, "/questions/answer", body)
+    return await resolved(harness, "/questions/answer", body)
 
 
-async def cancel_batch(stage: Stage, batch_id: str = "") -> bool:
-    return await resolved(stage, "/questions/cancel", {"batch_request_id": batch_id})
+async def cancel_batch(harness: Harness, batch_id: str = "") -> bool:
+    return await resolved(harness, "/questions/cancel", {"batch_request_id": batch_id})
 
 
-# --- looking
+# --- queries
 
 
-async def asks(stage: Stage, state: str = "open") -> dict[str, str]:
-    """What was asked, the latest first: id and state."""
-    found = await stage.ask(f"/permissions/asks?state={state}", list[Ask[PermissionRequest]])
+async def asks(harness: Harness, state: str = "open") -> dict[str, str]:
+    """State of each ask by id, latest first."""
+    found = await harness.ask(f"/permissions/asks?state={state}", list[Ask[PermissionRequest]])
     return {ask.request.id: ask.state for ask in found}
 
 
-async def questions(stage: Stage, state: str = "open") -> dict[str, str]:
-    found = await stage.ask(f"/questions?state={state}", list[Ask[QuestionRequest]])
+async def questions(harness: Harness, state: str = "open") -> dict[str, str]:
+    found = await harness.ask(f"/questions?state={state}", list[Ask[QuestionRequest]])
     return {ask.request.id: ask.state for ask in found}
 
 
-async def grants(stage: Stage) -> list[Grant]:
-    return await stage.ask("/permissions/grants", list[Grant])
+async def grants(harness: Harness) -> list[Grant]:
+    return await harness.ask("/permissions/grants", list[Grant])
 
 
 # --- tools and models
 
 
 @dataclass(eq=False)
-class Shifting(Probe):
-    """What it would do depends on something outside."""
+class ChangingProbe(Probe):
+    """A tool whose action depends on outside state."""
 
     asks: bool = True
     world: Json = 1
@@ -128,8 +128,8 @@ class Shifting(Probe):
 
 
 @dataclass(eq=False)
-class Questioning(Probe):
-    """The real one, among probes."""
+class QuestionProbe(Probe):
+    """The real question tool, as a probe."""
 
     name: str = "question"
 
@@ -139,15 +139,15 @@ class Questioning(Probe):
         return await make_question().prepare(call)
 
 
-def asking(*words: str) -> Reply:
-    """An answer that asks the person all of these with one call."""
-    batch = [{"question": word, "description": "Why.", "type": "free_text"} for word in words]
+def asking(*texts: str) -> Reply:
+    """A reply that asks the person all these questions with one call."""
+    batch = [{"question": text, "description": "Why.", "type": "free_text"} for text in texts]
     return calling("question", questions=batch)
 
 
-def when(word: str, reply: Reply) -> Rule:
-    """What a model answers once to a conversation in which the word occurs."""
-    return Rule(when=word, reply=reply, times=1)
+def when(text: str, reply: Reply) -> ReplyRule:
+    """Reply once to a conversation that contains this text."""
+    return ReplyRule(when=text, reply=reply, times=1)
 
 
 def call(name: str, **inputs: Json) -> ScriptedCall:
@@ -160,15 +160,15 @@ async def open_asking(
     play: Script,
     *tools: Probe,
     settings: Settings | None = None,
-    clock: Wound | None = None,
+    clock: WaitableClock | None = None,
     config: Mapping[str, object] | None = None,
-) -> AsyncGenerator[Stage]:
-    """A stage with tools that ask; `config` beside what the model needs."""
+) -> AsyncGenerator[Harness]:
+    """A harness with tools that ask; `config` is merged with the configuration of the model."""
     async with (
         open_model_server(play) as model,
-        open_stage(
+        open_harness(
             folder, "unix", model, tools=tools, settings=settings, clock=clock,
             config=model_config(model.url) | dict(config or {}),
-        ) as stage,
+        ) as harness,
     ):  # fmt: skip
-        yield stage
+        yield harness

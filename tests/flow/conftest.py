@@ -1,4 +1,4 @@
-"""A server in this process, reached as a client would: over a unix socket and over TCP."""
+"""A server in this process, reached over a unix socket or TCP."""
 
 import asyncio
 import tempfile
@@ -22,7 +22,7 @@ KINDS = ("unix", "tcp")
 
 
 class FlowServer:
-    """The server under test, its hand-wound clock, and a way in for clients."""
+    """The server under test with its fake clock; creates clients."""
 
     def __init__(self, server: Server, clock: FakeClock, folder: Path) -> None:
         self.server = server
@@ -41,7 +41,7 @@ class FlowServer:
         return await self._clients.enter_async_context(opening)
 
     def workspace(self, workspace_id: str) -> LiveWorkspace:
-        """The object behind the wire, for tests that must make something happen inside."""
+        """The live workspace object, for tests that must act inside the server."""
         return self.server.registry.get(workspace_id)
 
     def directory(self, name: str = "project") -> Path:
@@ -49,8 +49,8 @@ class FlowServer:
         path.mkdir(exist_ok=True)
         return path
 
-    async def settle(self) -> None:
-        """Let everything that is ready run, writes included."""
+    async def run_ready(self) -> None:
+        """Let every ready task run, including writes."""
         for _ in range(20):
             await asyncio.sleep(0.001)
 
@@ -93,9 +93,9 @@ async def open_flow(
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> str:
-    """A kind of socket: both in turn where sockets matter, else one that the test's name picks.
+    """The kind of socket: both for tests marked `sockets`, else one chosen by the test's name.
 
-    Every flow holds over both; `./check --broad` tries that.
+    Every test must pass with both; `./check --broad` runs both.
     """
     return str(request.param)
 

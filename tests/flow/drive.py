@@ -1,4 +1,4 @@
-"""What flow tests reach past our own client for: raw bytes, a held database, another process."""
+"""Helpers below the client: raw HTTP, raw event streams, a locked database, another process."""
 
 import asyncio
 import fcntl
@@ -27,7 +27,7 @@ UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what nothing announces; bounded."""
+    """Poll until the condition holds; bounded."""
     async with asyncio.timeout(WAIT_S):
         while not condition():
             await asyncio.sleep(0.001)
@@ -71,7 +71,7 @@ async def connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.Strea
 def request_bytes(
     flow: FlowServer, method: str, target: str, headers: Mapping[str, str | None], body: bytes = b""
 ) -> bytes:
-    """A request as a well-behaved client sends it; a header of None is left out."""
+    """A request with the usual headers; a header of None is omitted."""
     _, _, where = flow.url.partition("://")
     fields: dict[str, str | None] = {
         "Host": "culm.localhost" if flow.url.startswith("unix") else where,
@@ -93,7 +93,7 @@ async def send(
     *,
     address: Address | None = None,
 ) -> Answer:
-    """One request on a connection of its own, read to the end."""
+    """Send one request on a new connection and read the answer to its end."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     fields = {"Connection": "close", **(headers or {})}
     async with asyncio.timeout(WAIT_S):
@@ -119,7 +119,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 class RawStream:
-    """An event stream as its bytes arrive. Made by `open_events`."""
+    """The raw bytes of an event stream. Created by `open_events`."""
 
     def __init__(
         self, reader: asyncio.StreamReader, status: int, headers: Mapping[str, str]
@@ -135,7 +135,7 @@ class RawStream:
         return bytes(self._seen)
 
     async def until(self, marker: bytes) -> bytes:
-        """Read until `marker` has come and its event is whole; returns everything so far."""
+        """Read until `marker` has arrived with its whole event; returns everything so far."""
         start = 0
         async with asyncio.timeout(WAIT_S):
             while (found := self._seen.find(marker, start)) < 0 or not self._seen.endswith(b"\n"):
@@ -155,10 +155,10 @@ class RawStream:
     def events(self) -> list[ServerEvent]:
         return SseParser().feed(self.seen)
 
-    def told(self) -> list[str]:
-        """Types of what has come, without what every attach is told."""
-        told_on_attach = ("presence_changed", "store_health", "skip_changed")
-        return [told.type for told in self.events() if told.type not in told_on_attach]
+    def types(self) -> list[str]:
+        """Types of the events so far, without those that every new stream receives."""
+        initial = ("presence_changed", "store_health", "skip_changed")
+        return [event.type for event in self.events() if event.type not in initial]
 
 
 @asynccontextmanager
@@ -173,10 +173,10 @@ async def open_events(
     sessions: str = "",
     types: str = "",
 ) -> AsyncGenerator[RawStream]:
-    """A stream on a socket of its own; attached once its head has arrived."""
-    wishes = {"cursor": cursor, "sessions": sessions, "types": types}
+    """A stream on its own socket; attached once its response head has arrived."""
+    filters = {"cursor": cursor, "sessions": sessions, "types": types}
     query = {"client_id": client_id or remote.client.id, "view": view}
-    query |= {name: value for name, value in wishes.items() if value}
+    query |= {name: value for name, value in filters.items() if value}
     target = remote.path(f"/events?{urlencode(query)}")
     reader, writer = await connect(flow.server.addresses[0])
     try:
@@ -188,11 +188,11 @@ async def open_events(
         await _close(writer)
 
 
-# --- a client that comes and goes
+# --- a client that reconnects
 
 
-class Visitor:
-    """Mirrors a workspace through any number of short connections."""
+class ReconnectingMirror:
+    """Mirrors a workspace over any number of short connections."""
 
     def __init__(self, remote: RemoteWorkspace) -> None:
         self.mirror = Mirror()
@@ -202,36 +202,36 @@ class Visitor:
         self.mirror.load(await self._remote.snapshot("*"))
 
     async def watch(self, condition: Callable[[Mirror], bool]) -> None:
-        """Be connected, from the mirror's cursor on, until the condition holds."""
+        """Stay connected, from the cursor of the mirror, until the condition holds."""
         events = EventStream(self._remote, cursor=self.mirror.cursor).events()
         try:
             async with asyncio.timeout(WAIT_S):
-                async for told in events:
-                    await self._take(told)
+                async for event in events:
+                    await self._apply(event)
                     if condition(self.mirror):
                         return
         finally:
             await events.aclose()
 
     async def attached(self) -> None:
-        """Wait until a `watch` has caught up: what is told from here on comes after that."""
+        """Wait until a `watch` has caught up; later events arrive after that."""
         await until(lambda: self._remote.client.id in self.mirror.presence)
 
-    async def _take(self, told: ServerEvent) -> None:
-        if told.type == "resync":
+    async def _apply(self, event: ServerEvent) -> None:
+        if event.type == "resync":
             await self.load()
-        elif (gap := self.mirror.apply(told)) is not None:
+        elif (gap := self.mirror.apply(event)) is not None:
             message = await self._remote.find_message(gap.session_id, gap.message_id)
             if message is not None:
                 self.mirror.put_message(message)
 
 
-# --- things that hold on
+# --- locks
 
 
 @contextmanager
 def held_database(root: Path, path: Path) -> Generator[None]:
-    """Keep every write to a workspace's database waiting, as a slow disk would."""
+    """Block every write to the database of a workspace, as a slow disk would."""
     connection = sqlite3.connect(
         project_folder(root, path.resolve()) / "culm.db", isolation_level=None
     )
@@ -243,7 +243,7 @@ def held_database(root: Path, path: Path) -> Generator[None]:
 
 
 def is_locked(root: Path) -> bool:
-    """Whether somebody holds the data directory; this process counts too."""
+    """Return True if any process, including this one, has locked the data directory."""
     try:
         descriptor = os.open(root / "culm.lock", os.O_RDWR)
     except FileNotFoundError:
@@ -278,7 +278,7 @@ except DataLocked as exc:
 
 @asynccontextmanager
 async def second_process(root: Path) -> AsyncGenerator[tuple[int, str]]:
-    """Another process that wants the data directory: its pid, and "held" or what it was told."""
+    """Another process that locks the data directory: its pid, and "held" or its error."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _HOLD, str(root),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What a test of runs holds in its hand: scripts, a clock that waits, tools that remember."""
+"""Building blocks for tests of runs: scripts, a clock to wait on, tools that record calls."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -6,32 +6,32 @@ from dataclasses import dataclass, field
 
 from culm.model.base import ToolSpec
 from culm.run.limits import JITTER
-from culm.testing.script import Reply, Rule, Script, ScriptedCall
+from culm.testing.script import Reply, ReplyRule, Script, ScriptedCall
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, free_plan
 from culm.wire.codec import Json
 from culm.wire.runs import CrashPolicy
 from tests.flow.drive import until
 from tests.support import FakeClock, FakeTimer
 
-TITLE = Rule(when="Write a title", reply=Reply(text="A title"))
-SUMMARY = "Summarize this conversation"  # What the system says to a model that is to do so.
+TITLE = ReplyRule(when="Write a title", reply=Reply(text="A title"))
+SUMMARY = "Summarize this conversation"  # The system prompt of a summary starts with this.
 
 
-def script(*replies: Reply, rules: Iterable[Rule] = (), then: str = "Fine.") -> Script:
-    """These answers in order, then the same one for ever; titles beside them."""
+def script(*replies: Reply, rules: Iterable[ReplyRule] = (), then: str = "Fine.") -> Script:
+    """These replies in order, then `then` for every other request; titles separately."""
     return Script(list(replies), [TITLE, *rules], Reply(text=then))
 
 
 def calling(*names: str, text: str = "", **inputs: Json) -> Reply:
-    """An answer that calls these tools, each with the same input."""
+    """A reply that calls these tools, each with the same input."""
     return Reply(text=text, calls=[ScriptedCall(name=name, input=inputs) for name in names])
 
 
 # --- time
 
 
-class Wound(FakeClock):
-    """A clock that can wait for somebody to wait."""
+class WaitableClock(FakeClock):
+    """A fake clock on which a test can wait for a timer to be set."""
 
     def __init__(self, now_s: float = 1_800_000_000.0) -> None:
         super().__init__(now_s)
@@ -43,7 +43,7 @@ class Wound(FakeClock):
         return timer
 
     def is_armed(self, delay_s: float) -> bool:
-        """Whether somebody waits before asking a model again: so long, and by chance longer."""
+        """Return True if a model retry waits for `delay_s` plus jitter."""
         return any(self._retries(delay_s))
 
     def _retries(self, delay_s: float) -> Iterator[float]:
@@ -52,19 +52,19 @@ class Wound(FakeClock):
         return (asked_s for asked_s in by_chance if delay_s < asked_s <= longest_s)
 
     def _waiting(self) -> Iterator[float]:
-        """How long those who wait asked for."""
+        """The delays of all pending timers."""
         now_s = self.now_s()
         for asked_s, timer in self._asked:
             if timer.at_s > now_s and not timer.cancelled:
                 yield asked_s
 
     async def pass_pause(self, delay_s: float) -> None:
-        """Wait until somebody has begun to wait for just so long, and let that time pass."""
+        """Wait until a timer of exactly `delay_s` is set, then advance by that time."""
         await until(lambda: delay_s in self._waiting())
         self.advance(delay_s)
 
     async def pass_retry(self, delay_s: float, *, less_s: float = 0.0) -> None:
-        """As `pass_pause`, for the pause before a model is asked again."""
+        """Like `pass_pause`, for the pause before a model retry."""
         await until(lambda: self.is_armed(delay_s))
         self.advance(next(self._retries(delay_s)) - less_s)
 
@@ -74,13 +74,13 @@ class Wound(FakeClock):
 
 @dataclass(eq=False)
 class Probe:
-    """A tool that remembers its calls; what else it does is `effect`'s."""
+    """A tool that records its calls and then runs `effect`."""
 
     name: str
     effect: Callable[[CallRequest], Awaitable[CallResult]] | None = None
     parallel: bool = False
     crash: CrashPolicy = "ask"
-    asks: bool = False  # Somebody has to allow it.
+    asks: bool = False  # Needs permission.
     calls: list[CallRequest] = field(default_factory=list[CallRequest])
 
     @property
@@ -109,11 +109,11 @@ class Probe:
 
 
 class Gate:
-    """An effect that lasts until `release`; a cancel ends it like any tool."""
+    """An effect that waits for `release`; a cancel ends it."""
 
     def __init__(self) -> None:
         self.inside = 0
-        self.most = 0  # That were inside at once.
+        self.inside_max = 0  # The most calls inside at once.
         self._open = asyncio.Event()
 
     def release(self) -> None:
@@ -121,7 +121,7 @@ class Gate:
 
     async def pass_through(self, call: CallRequest) -> CallResult:
         self.inside += 1
-        self.most = max(self.most, self.inside)
+        self.inside_max = max(self.inside_max, self.inside)
         try:
             await self._open.wait()
             return CallResult(f"{call.name} passed")
@@ -129,7 +129,7 @@ class Gate:
             self.inside -= 1
 
     async def clean_up_slowly(self, call: CallRequest) -> CallResult:
-        """Last until cancelled, and then until released."""
+        """Wait until cancelled, and then until released."""
         self.inside += 1
         try:
             await asyncio.Event().wait()
@@ -138,15 +138,15 @@ class Gate:
             self.inside -= 1
         return CallResult("never")
 
-    async def answer_a_cancel(self, call: CallRequest) -> CallResult:
-        """As `pass_through`, but a cancel makes it say what it has so far."""
+    async def answer_when_cancelled(self, call: CallRequest) -> CallResult:
+        """Like `pass_through`, but return a partial result when cancelled."""
         try:
             return await self.pass_through(call)
         except asyncio.CancelledError:
             return CallResult("this much was done")
 
-    async def be_deaf(self, call: CallRequest) -> CallResult:
-        """As `pass_through`, and a cancel is not heard."""
+    async def ignore_cancel(self, call: CallRequest) -> CallResult:
+        """Like `pass_through`, but ignore cancels."""
         self.inside += 1
         while not self._open.is_set():
             try:

@@ -1,4 +1,4 @@
-"""Reading what is left of a run: its messages, and the requests that a model got."""
+"""Reads the records of a run: its messages, and the requests to the model."""
 
 from collections.abc import Iterable
 
@@ -29,7 +29,7 @@ class SentCall(Struct):
 
 
 class Sent(Struct):
-    """One message of a request, in the words of the provider."""
+    """One message of a request, in the format of the provider."""
 
     role: str
     content: Json = None
@@ -70,7 +70,7 @@ def assert_answered(messages: Iterable[Message]) -> None:
 
 
 def assert_paired(sent: Iterable[Sent]) -> None:
-    """Every call in a request has its one result right behind it, and no result lacks a call."""
+    """Every call in a request is followed by its one result, and every result has a call."""
     wanted: list[str] = []
     for message in sent:
         if message.role == "tool":

@@ -1,4 +1,4 @@
-"""A socket between a client and a server that notes what is asked for, and changes nothing."""
+"""A proxy between a client and a server that records requests and changes nothing."""
 
 import asyncio
 import re
@@ -14,23 +14,23 @@ from tests.flow.drive import READ_BYTES, connect
 
 _HEAD = re.compile(rb"([A-Z]+) (/v1/[^ ?]*)\S* HTTP/1\.1\r\n")
 
-Asked = set[tuple[str, str]]  # Method and path.
+Requests = set[tuple[str, str]]  # Method and path.
 
 
 class Relay:
-    """Made by `open_relay`."""
+    """Created by `open_relay`."""
 
     def __init__(self, target: Address) -> None:
         self._target = target
         self._sent: list[bytearray] = []  # On each connection.
 
-    def asked(self) -> Asked:
-        """Every request so far, without what stands after its question mark."""
+    def requests(self) -> Requests:
+        """Every request so far, without its query."""
         found = (match for sent in self._sent for match in _HEAD.finditer(sent))
         return {(match[1].decode(), match[2].decode()) for match in found}
 
     async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until either side closes it."""
+        """Forward one connection until either side closes it."""
         sent = bytearray()
         self._sent.append(sent)
         their_reader, their_writer = await connect(self._target)
@@ -52,7 +52,7 @@ async def _copy(
 
 @asynccontextmanager
 async def open_relay(flow: FlowServer) -> AsyncGenerator[tuple[Client, Relay]]:
-    """A client of the server whose requests are noted."""
+    """A client of the server whose requests are recorded."""
     relay = Relay(flow.server.addresses[0])
     with tempfile.TemporaryDirectory(prefix="culm-") as short:  # A socket's path must be short.
         server = await asyncio.start_unix_server(relay.pass_on, f"{short}/s")
@@ -60,13 +60,13 @@ async def open_relay(flow: FlowServer) -> AsyncGenerator[tuple[Client, Relay]]:
             yield client, relay
 
 
-def routes_of(asked: Asked, routes: Iterable[Route]) -> set[tuple[str, str]]:
-    """The routes that requests were for; fails if one of them is for none."""
+def routes_of(requests: Requests, routes: Iterable[Route]) -> set[tuple[str, str]]:
+    """The routes of these requests; fails if a request matches none."""
     found = set[tuple[str, str]]()
-    for method, path in asked:
+    for method, path in requests:
         fitting = [one for one in routes if one.method == method and _fits(one.path, path)]
         assert fitting, f"there is no route for {method} {path}"
-        # A word of the path goes before a name for any, as the server has it.
+        # A literal segment has priority over a parameter, as in the server.
         found.add((method, min(fitting, key=lambda one: one.path.count("{")).path))
     return found
 

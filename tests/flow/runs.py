@@ -1,4 +1,4 @@
-"""Runs driven as clients drive them: a real server, a real model server, HTTP and events."""
+"""Harness for runs: a real server, a real model server, HTTP and events."""
 
 import asyncio
 import shutil
@@ -27,62 +27,62 @@ from culm.wire.runs import CancelAnswer, CancelChanged, QueuedPrompt, Run, RunCh
 from culm.wire.sessions import Session
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import Answer, held_database, send, until
-from tests.flow.probes import Probe, Wound, script
+from tests.flow.probes import Probe, WaitableClock, script
 from tests.flow.reading import Sent, finish_of, sent_in
 from tests.support import WAIT_S, model_config
 
 T = TypeVar("T")
 
-# --- what a client is told
+# --- events of a client
 
 
-class Heard:
-    """One client's event stream, decoded as it comes."""
+class ReceivedEvents:
+    """The event stream of one client, decoded as it arrives."""
 
     def __init__(self, answer: Incoming) -> None:
-        self.told: list[ServerEvent] = []
+        self.events: list[ServerEvent] = []
         self._answer = answer
         self._lines = SseParser()
 
     async def until(self, is_it: Callable[[ServerEvent], bool]) -> ServerEvent:
-        """The first event like this, of all since the stream began; bounded."""
+        """Wait for the first matching event since the stream began; bounded."""
         async with asyncio.timeout(WAIT_S):
             while True:
-                for told in self.told:
-                    if is_it(told):
-                        return told
+                for event in self.events:
+                    if is_it(event):
+                        return event
                 data = await self._answer.piece()
-                assert data, f"the stream ended after {[told.type for told in self.told]}"
-                self.told += self._lines.feed(data)
+                assert data, f"the stream ended after {[event.type for event in self.events]}"
+                self.events += self._lines.feed(data)
 
     def all(self, type_: str, kind: type[T]) -> list[T]:
-        """Everything of a type that has come so far."""
-        return [told.read(kind) for told in self.told if told.type == type_]
+        """All events of a type so far."""
+        return [event.read(kind) for event in self.events if event.type == type_]
 
     async def complete(self, run_id: str) -> RunComplete:
         """Wait for the end of a run."""
 
-        def is_it(told: ServerEvent) -> bool:
-            return told.type == "run_complete" and told.read(RunComplete).run_id == run_id
+        def is_it(event: ServerEvent) -> bool:
+            return event.type == "run_complete" and event.read(RunComplete).run_id == run_id
 
         return (await self.until(is_it)).read(RunComplete)
 
     async def state(self, run_id: str, state: str) -> RunChanged:
-        def is_it(told: ServerEvent) -> bool:
-            if told.type != "run_changed":
+        def is_it(event: ServerEvent) -> bool:
+            if event.type != "run_changed":
                 return False
-            changed = told.read(RunChanged)
+            changed = event.read(RunChanged)
             return (changed.run_id, changed.state) == (run_id, state)
 
         return (await self.until(is_it)).read(RunChanged)
 
-    async def saying(self, type_: str, *words: str) -> ServerEvent:
-        """Wait for an event of a type in which these words occur."""
-        return await self.until(lambda told: told.type == type_ and says(told, *words))
+    async def event_with(self, type_: str, *texts: str) -> ServerEvent:
+        """Wait for an event of a type that contains these texts."""
+        return await self.until(lambda event: event.type == type_ and has_text(event, *texts))
 
     async def text(self, part: str) -> None:
-        """Wait until a piece of an answer has streamed by."""
-        await self.saying("message_delta", part)
+        """Wait until this piece of an answer has been streamed."""
+        await self.event_with("message_delta", part)
 
     def completes(self) -> list[RunComplete]:
         return self.all("run_complete", RunComplete)
@@ -100,45 +100,45 @@ class Heard:
         return [c.state for c in self.all("run_changed", RunChanged) if c.run_id == run_id]
 
 
-def says(told: ServerEvent, *words: str) -> bool:
-    text = bytes(told.payload).decode()
-    return all(word in text for word in words)
+def has_text(event: ServerEvent, *texts: str) -> bool:
+    payload = bytes(event.payload).decode()
+    return all(text in payload for text in texts)
 
 
 @asynccontextmanager
-async def open_heard(
+async def open_received(
     remote: RemoteWorkspace, *, view: str = "delta", cursor: str = ""
-) -> AsyncGenerator[Heard]:
-    """Listen while in the block; attached once this is entered."""
+) -> AsyncGenerator[ReceivedEvents]:
+    """The events of a client; attached once the block is entered."""
     query = {"client_id": remote.client.id, "view": view} | ({"cursor": cursor} if cursor else {})
     path = remote.path(f"/events?{urlencode(query)}")
     async with remote.client.stream(path) as answer:
-        yield Heard(answer)
+        yield ReceivedEvents(answer)
 
 
-# --- the whole
+# --- the harness
 
 
-class Stage:
-    """A server with one session, the model behind it, and a client that listens."""
+class Harness:
+    """A server with one session, its model server, and a client with an event stream."""
 
     def __init__(
         self,
         flow: FlowServer,
-        clock: Wound,
+        clock: WaitableClock,
         model: ModelServer,
         remote: RemoteWorkspace,
         session_id: SessionId,
-        heard: Heard,
+        received: ReceivedEvents,
     ) -> None:
         self.flow = flow
         self.clock = clock
         self.model = model
         self.remote = remote
         self.session_id = session_id
-        self.heard = heard
+        self.received = received
 
-    # --- asking
+    # --- requests
 
     async def request(
         self, method: str, rest: str, body: Mapping[str, object] | None = None
@@ -146,7 +146,7 @@ class Stage:
         return await send(self.flow, method, self.remote.path(rest), body or {})
 
     async def post(self, prompt: str, session_id: str | None = None, **more: object) -> Answer:
-        """Send a prompt and return the answer, whatever it is."""
+        """Send a prompt and return the answer, accepted or not."""
         wanted = self.session_id if session_id is None else session_id
         return await self.request(
             "POST", "/agent", {"session_id": wanted, "prompt": prompt, **more}
@@ -159,9 +159,9 @@ class Stage:
         return RunId(answer.headers["culm-run-id"])
 
     async def talk(self, *prompts: str) -> None:
-        """Say one thing after the other, each when the one before has been answered."""
+        """Send prompts one by one, each after the previous run has ended."""
         for prompt in prompts:
-            await self.heard.complete(await self.prompt(prompt))
+            await self.received.complete(await self.prompt(prompt))
 
     async def of_session(self, rest: str, method: str = "POST", **body: object) -> Answer:
         return await self.request(method, f"/agent/sessions/{self.session_id}/{rest}", body)
@@ -178,7 +178,7 @@ class Stage:
     async def ask(self, rest: str, kind: type[T]) -> T:
         return await self.remote.client.ask("GET", self.remote.path(rest), kind)
 
-    # --- looking
+    # --- queries
 
     async def run(self, run_id: str) -> Run:
         return await self.ask(f"/runs/{run_id}", Run)
@@ -200,52 +200,52 @@ class Stage:
         return [(m.role, full_text(m.parts), finish_of(m).reason) for m in await self.messages()]
 
     def live(self, run_id: str) -> LiveRun:
-        """The run itself, for what no wire can tell."""
+        """The live run object, for state that is not on the wire."""
         run = self.flow.workspace(self.remote.id).runs.find(run_id)
         assert run is not None, f"{run_id} is not live"
         return run
 
     async def until_idle(self) -> None:
-        """Wait until nothing is live any more."""
+        """Wait until no run is live."""
         await until(lambda: not self.flow.workspace(self.remote.id).runs.live())
 
-    async def catch_up(self, *others: Heard) -> None:
-        """Hear everything that has become durable so far."""
+    async def catch_up(self, *others: ReceivedEvents) -> None:
+        """Receive every event that is durable so far."""
         mark = await self.remote.create_session("mark")
-        for heard in (self.heard, *others):
-            await heard.saying("session", mark.id)
+        for received in (self.received, *others):
+            await received.event_with("session", mark.id)
 
     # --- the model
 
     def seen(self) -> list[SeenRequest]:
-        """What the model was asked, titles aside."""
+        """The requests to the model, without those for titles."""
         return [seen for seen in self.model.requests if b"Write a title" not in seen.raw]
 
-    async def asked(self, times: int) -> SeenRequest:
-        """Wait until the model was asked so often; returns the latest of these."""
+    async def until_asked(self, times: int) -> SeenRequest:
+        """Wait for the n-th request to the model, and return it."""
         await until(lambda: len(self.seen()) >= times)
         return self.seen()[times - 1]
 
     def sent(self, n: int) -> list[Sent]:
-        """What the model read when it was asked for the n-th time, without the system's words."""
+        """The messages of the n-th request to the model, without the system prompt."""
         return [message for message in sent_in(self.seen()[n - 1]) if message.role != "system"]
 
 
 @asynccontextmanager
-async def open_stage(
+async def open_harness(
     folder: Path,
     kind: str,
     model: ModelServer,
     *,
     tools: Iterable[Probe] = (),
     settings: Settings | None = None,
-    clock: Wound | None = None,
+    clock: WaitableClock | None = None,
     session_id: SessionId | None = None,
     config: Mapping[str, object] | None = None,
     info: Mapping[str, object] | None = None,
-) -> AsyncGenerator[Stage]:
-    """Serve on `folder`, anew or again; `info` is about the model."""
-    clock = clock or Wound()
+) -> AsyncGenerator[Harness]:
+    """Serve on `folder`, new or existing; `info` describes the model."""
+    clock = clock or WaitableClock()
     config = model_config(model.url, **(info or {})) if config is None else config
     given = {tool.name: tool for tool in tools}
     async with open_flow(
@@ -254,8 +254,8 @@ async def open_stage(
         remote = await (await flow.client()).open_workspace(flow.directory())
         if session_id is None:
             session_id = (await remote.create_session("unnamed")).id
-        async with open_heard(remote) as heard:
-            yield Stage(flow, clock, model, remote, session_id, heard)
+        async with open_received(remote) as received:
+            yield Harness(flow, clock, model, remote, session_id, received)
 
 
 @asynccontextmanager
@@ -266,23 +266,23 @@ async def open_runs(
     *,
     tools: Iterable[Probe] = (),
     settings: Settings | None = None,
-    clock: Wound | None = None,
+    clock: WaitableClock | None = None,
     info: Mapping[str, object] | None = None,
-) -> AsyncGenerator[Stage]:
-    """As `open_stage`, with a model of its own."""
+) -> AsyncGenerator[Harness]:
+    """Like `open_harness`, with its own model server."""
     async with (
         open_model_server(play or script()) as model,
-        open_stage(
+        open_harness(
             folder, kind, model, tools=tools, settings=settings, clock=clock, info=info
-        ) as stage,
+        ) as harness,
     ):
-        yield stage
+        yield harness
 
 
 @asynccontextmanager
-async def held_readers(stage: Stage) -> AsyncGenerator[None]:
-    """Keep everybody waiting who reads the store; what is written is not held up."""
-    store, gate = stage.flow.workspace(stage.remote.id).store, threading.Event()
+async def held_readers(harness: Harness) -> AsyncGenerator[None]:
+    """Block every read of the store; writes continue."""
+    store, gate = harness.flow.workspace(harness.remote.id).store, threading.Event()
     waiting: list[bool] = []
 
     def query(_: Connection) -> None:
@@ -299,17 +299,17 @@ async def held_readers(stage: Stage) -> AsyncGenerator[None]:
             gate.set()
 
 
-def held_writer(stage: Stage) -> AbstractContextManager[None]:
-    """Keep everything waiting that is to be stored."""
-    return held_database(stage.flow.folder / "data", stage.flow.directory())
+def held_writer(harness: Harness) -> AbstractContextManager[None]:
+    """Block every write to the store."""
+    return held_database(harness.flow.folder / "data", harness.flow.directory())
 
 
-class Image:
-    """The data directory as `kill -9` would leave it: taken now, put back when the server ended."""
+class CrashImage:
+    """A copy of the data directory as `kill -9` would leave it; restored after the server ended."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._data = stage.flow.folder / "data"
-        self._copy = stage.flow.folder / "image"
+    def __init__(self, harness: Harness) -> None:
+        self._data = harness.flow.folder / "data"
+        self._copy = harness.flow.folder / "image"
         shutil.copytree(self._data, self._copy)
 
     def restore(self) -> None:

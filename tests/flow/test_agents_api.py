@@ -1,4 +1,4 @@
-"""Agents as people see and steer them: the tree, one of it, words to it, and events."""
+"""The agents API: the tree, details, messages and events."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,21 +12,21 @@ from culm.testing.request_log import SeenRequest
 from culm.testing.script import Reply, ScriptedCall, ScriptedUsage
 from culm.wire.agents import Agent, SaidToAgent
 from culm.wire.codec import decode
-from culm.wire.processes import Process
 from culm.wire.runs import Limits
-from tests.flow.agents_stage import (
+from culm.wire.workspaces import Process
+from tests.flow.agents_harness import (
     COST,
     TOKENS,
-    AgentStage,
+    AgentHarness,
     LoopWorker,
     held,
-    one_after_the_other,
     open_agents,
     start,
+    start_one_by_one,
     talk,
 )
 from tests.flow.drive import UNKNOWN, until
-from tests.flow.runs import open_heard, says
+from tests.flow.runs import has_text, open_received
 from tests.support import WAIT_S
 
 LISTS = [ScriptedCall(name="agent_list")]
@@ -37,21 +37,21 @@ TREE = (
 )
 
 
-async def begun(stage: AgentStage) -> str:
-    """Everybody is where bob's answer is waited for, and that has been noted."""
-    run_id = await stage.prompt("@lead: go")
-    await stage.asked_by("@bob")
-    await stage.when("Bob", lambda one: one.pid > 0)
-    await stage.when("@ann", lambda one: one.waiting_for == "agents")
+async def start_tree(harness: AgentHarness) -> str:
+    """Start the tree and wait until bob's model request is pending and stored."""
+    run_id = await harness.prompt("@lead: go")
+    await harness.until_asked_by("@bob")
+    await harness.until_agent("Bob", lambda one: one.pid > 0)
+    await harness.until_agent("@ann", lambda one: one.waiting_for == "agents")
     return run_id
 
 
-async def test_a_tree_is_shown_while_it_works_and_when_it_rests(tmp_path: Path) -> None:
-    async with open_agents(tmp_path, *TREE) as stage:
-        run_id = await begun(stage)
-        stage.clock.advance(7)
-        ann, bob = await stage.agents()
-        lead = stage.session_id
+async def test_agent_tree_is_listed_while_running_and_after_its_end(tmp_path: Path) -> None:
+    async with open_agents(tmp_path, *TREE) as harness:
+        run_id = await start_tree(harness)
+        harness.clock.advance(7)
+        ann, bob = await harness.agents()
+        lead = harness.session_id
         assert [ann.parent_id, bob.parent_id] == [lead, ann.agent_id]
         assert [ann.parent_session_id, bob.parent_session_id] == [lead, ann.session_id]
         assert [(one.depth, one.name, one.role) for one in (ann, bob)] == [
@@ -62,22 +62,22 @@ async def test_a_tree_is_shown_while_it_works_and_when_it_rests(tmp_path: Path) 
             ("running", "agents", 1),
             ("running", "", 0),
         ]
-        assert bob.is_read_only, "as the one above it"
-        assert ann.started_at == int(stage.clock.now_s()) - 7
-        pids = [worker.pid for worker in stage.launcher.workers]
+        assert bob.is_read_only, "like its parent"
+        assert ann.started_at == int(harness.clock.now_s()) - 7
+        pids = [worker.pid for worker in harness.launcher.workers]
         assert [ann.pid, bob.pid] == pids
-        processes = await stage.ask("/processes", list[Process])
+        processes = await harness.ask("/processes", list[Process])
         assert [(one.pid, one.kind, one.session_id, one.run_id) for one in processes] == [
             (pids[0], "worker", ann.session_id, ann.run_id),
             (pids[1], "worker", bob.session_id, bob.run_id),
         ]
         assert processes[0].age_s == 7
-        assert await stage.agents(below=ann.agent_id) == [bob]
-        assert await stage.agents(below=bob.agent_id) == []
-        stage.model.release()
-        await stage.heard.complete(run_id)
-        details = await stage.details(ann.agent_id)
-        assert details == await stage.details(ann.session_id)
+        assert await harness.agents(below=ann.agent_id) == [bob]
+        assert await harness.agents(below=bob.agent_id) == []
+        harness.model.release()
+        await harness.received.complete(run_id)
+        details = await harness.details(ann.agent_id)
+        assert details == await harness.details(ann.session_id)
         assert (details.path, details.assignment, details.result) == (
             [lead, ann.agent_id],
             "@ann: go",
@@ -91,21 +91,21 @@ async def test_a_tree_is_shown_while_it_works_and_when_it_rests(tmp_path: Path) 
             2 * TOKENS,
         )
         assert (details.agent.tokens, round(details.agent.cost, 6)) == (4 * TOKENS, 4 * COST)
-        assert (await stage.request("GET", f"/agents/{UNKNOWN}")).status == 404
+        assert (await harness.request("GET", f"/agents/{UNKNOWN}")).status == 404
 
 
-async def test_an_agent_that_a_client_starts_has_a_session_of_its_own(tmp_path: Path) -> None:
-    async with open_agents(tmp_path, talk("@ann")) as stage:
-        ann = await stage.start_agent("@ann: go", role="explorer", limits={"steps": 5})
+async def test_agent_started_by_a_client_has_its_own_session(tmp_path: Path) -> None:
+    async with open_agents(tmp_path, talk("@ann")) as harness:
+        ann = await harness.start_agent("@ann: go", role="explorer", limits={"steps": 5})
         assert (ann.parent_id, ann.parent_session_id, ann.depth) == ("", "", 1)
         assert (ann.is_detached, ann.is_read_only, ann.budget) == (True, True, Limits(steps=5))
-        ended = await stage.when("@ann", lambda one: one.state == "ended")
+        ended = await harness.until_agent("@ann", lambda one: one.state == "ended")
         assert (ended.outcome, ended.tokens) == ("completed", TOKENS)
-        assert await stage.rows_of("@ann") == [
+        assert await harness.rows_of("@ann") == [
             ("user", "@ann: go", "stop"),
             ("assistant", "Done.", "end_turn"),
         ]
-        assert not [seen for seen in stage.model.requests if b"Write a title" in seen.raw]
+        assert not [seen for seen in harness.model.requests if b"Write a title" in seen.raw]
 
 
 BAD: list[tuple[dict[str, object], str]] = [
@@ -119,40 +119,40 @@ BAD: list[tuple[dict[str, object], str]] = [
 ]
 
 
-async def test_what_a_client_cannot_start_is_refused_with_what_would_be_right(
+async def test_invalid_start_by_a_client_is_400_with_valid_values(
     tmp_path: Path,
 ) -> None:
-    async with open_agents(tmp_path) as stage:
-        for given, words in BAD:
+    async with open_agents(tmp_path) as harness:
+        for given, text in BAD:
             body = {"prompt": "@ann: go", **given} if given else {}
-            answer = await stage.request("POST", "/agents", body)
-            assert (answer.status, words in answer.body.decode()) == (400, True), answer
-        assert await stage.agents() == []
-        assert stage.launcher.workers == []
+            answer = await harness.request("POST", "/agents", body)
+            assert (answer.status, text in answer.body.decode()) == (400, True), answer
+        assert await harness.agents() == []
+        assert harness.launcher.workers == []
 
 
 @pytest.mark.parametrize("door", ["message", "agent"])
-async def test_a_word_of_a_client_steers_an_agent_at_work_and_is_more_work_for_one_that_rests(
+async def test_client_message_steers_a_running_agent_or_starts_another_run(
     tmp_path: Path, door: str
 ) -> None:
-    """By the agent's own route, and as a prompt to its session."""
-    async with open_agents(tmp_path, *TREE) as stage:
+    """Over the message route of the agent, and as a prompt to its session."""
+    async with open_agents(tmp_path, *TREE) as harness:
 
-        async def say(agent: Agent, text: str) -> str:
+        async def send_message(agent: Agent, text: str) -> str:
             if door == "agent":
-                return await stage.prompt(text, agent.session_id)
-            answer = await stage.do(agent.agent_id, "message", text=text)
+                return await harness.prompt(text, agent.session_id)
+            answer = await harness.do(agent.agent_id, "message", text=text)
             assert answer.status == 202, answer
             return decode(answer.body, SaidToAgent).run_id
 
-        run_id = await begun(stage)
-        bob = (await stage.agents())[1]
-        steering = await say(bob, "and this")
-        stage.model.release()
-        await stage.heard.complete(run_id)
-        assert (await stage.run(steering)).host_run_id == bob.run_id
-        await stage.heard.complete(await say(bob, "@bob: and that"))
-        assert [row[:2] for row in await stage.rows_of("Bob") if row[0] != "tool"] == [
+        run_id = await start_tree(harness)
+        bob = (await harness.agents())[1]
+        steering = await send_message(bob, "and this")
+        harness.model.release()
+        await harness.received.complete(run_id)
+        assert (await harness.run(steering)).host_run_id == bob.run_id
+        await harness.received.complete(await send_message(bob, "@bob: and that"))
+        assert [row[:2] for row in await harness.rows_of("Bob") if row[0] != "tool"] == [
             ("user", "@bob: look at it\nall of it"),
             ("assistant", ""),
             ("user", "and this"),
@@ -160,68 +160,72 @@ async def test_a_word_of_a_client_steers_an_agent_at_work_and_is_more_work_for_o
             ("user", "@bob: and that"),
             ("assistant", "Bob is done."),
         ]
-        again = (await stage.agents())[1]
+        again = (await harness.agents())[1]
         assert (again.outcome, again.tokens) == ("completed", 3 * TOKENS)
-        assert (await stage.agents())[0].tokens == 5 * TOKENS, "its tree's"
+        assert (await harness.agents())[0].tokens == 5 * TOKENS, "of its tree"
 
 
-async def test_nothing_can_be_said_to_nobody_or_without_words(tmp_path: Path) -> None:
-    async with open_agents(tmp_path, talk("@ann")) as stage:
-        ann = await stage.start_agent("@ann: go")
+async def test_message_to_an_unknown_agent_or_without_text_is_refused(tmp_path: Path) -> None:
+    async with open_agents(tmp_path, talk("@ann")) as harness:
+        ann = await harness.start_agent("@ann: go")
         answers = [
-            await stage.do(UNKNOWN, "message", text="hi"),
-            await stage.do(stage.session_id, "message", text="hi"),
-            await stage.do(ann.agent_id, "message", text=" "),
-            await stage.do(ann.agent_id, "message"),
-            await stage.do(UNKNOWN, "cancel"),
+            await harness.do(UNKNOWN, "message", text="hi"),
+            await harness.do(harness.session_id, "message", text="hi"),
+            await harness.do(ann.agent_id, "message", text=" "),
+            await harness.do(ann.agent_id, "message"),
+            await harness.do(UNKNOWN, "cancel"),
         ]
         assert [answer.status for answer in answers] == [404, 404, 400, 400, 404]
 
 
-async def test_agents_are_events_of_our_own_view_and_none_of_crush_s(tmp_path: Path) -> None:
+async def test_agent_events_are_in_our_view_and_not_in_the_crush_view(tmp_path: Path) -> None:
     async with (
-        open_agents(tmp_path, *TREE[:2], talk("@bob")) as stage,
-        open_heard(stage.remote, view="crush") as crush,
+        open_agents(tmp_path, *TREE[:2], talk("@bob")) as harness,
+        open_received(harness.remote, view="crush") as crush,
     ):
-        await stage.talk("@lead: go")
-        await stage.catch_up(crush)
-        told = [one for one in stage.heard.told if one.type.startswith("agent_") and _is(one)]
+        await harness.talk("@lead: go")
+        await harness.catch_up(crush)
+        published = [
+            one
+            for one in harness.received.events
+            if one.type.startswith("agent_") and _is_agent_event(one)
+        ]
         by_agent: dict[str, list[str]] = {}
-        for one in told:
+        for one in published:
             by_agent.setdefault(one.read(Agent).agent_id, []).append(one.type)
-        for agent in await stage.agents():
+        for agent in await harness.agents():
             types = by_agent[agent.agent_id]
             assert (types[0], types[-1]) == ("agent_started", "agent_ended")
             assert set(types[1:-1]) == {"agent_changed"}
-        last = {one.read(Agent).agent_id: one.read(Agent) for one in told}
-        assert list(last.values()) == await stage.agents()
-        assert not [one for one in crush.told if _is(one)]
-        sessions = [one for one in crush.told if one.type == "session" and says(one, "$$")]
-        assert sessions, "a Crush client shows what children do below the call"
+        last = {one.read(Agent).agent_id: one.read(Agent) for one in published}
+        assert list(last.values()) == await harness.agents()
+        assert not [one for one in crush.events if _is_agent_event(one)]
+        sessions = [one for one in crush.events if one.type == "session" and has_text(one, "$$")]
+        assert sessions, "a Crush client shows the child session below the call"
 
 
-def _is(told: ServerEvent) -> bool:
-    return told.type in ("agent_started", "agent_changed", "agent_ended")
+def _is_agent_event(event: ServerEvent) -> bool:
+    return event.type in ("agent_started", "agent_changed", "agent_ended")
 
 
-async def test_whoever_begins_to_listen_is_shown_the_agents_at_work(tmp_path: Path) -> None:
-    async with open_agents(tmp_path, *TREE) as stage:
-        run_id = await begun(stage)
-        at_work = await stage.agents()
-        async with open_heard(stage.remote) as late:
-            await late.until(lambda told: told.type == "agent_changed" and says(told, "Bob"))
+async def test_new_stream_begins_with_the_running_agents(tmp_path: Path) -> None:
+    async with open_agents(tmp_path, *TREE) as harness:
+        run_id = await start_tree(harness)
+        at_work = await harness.agents()
+        async with open_received(harness.remote) as late:
+            await late.until(lambda event: event.type == "agent_changed" and has_text(event, "Bob"))
             assert late.all("agent_changed", Agent) == at_work
-        stage.model.release()
-        await stage.heard.complete(run_id)
-        async with open_heard(stage.remote) as later:
-            await stage.catch_up(later)
-            assert not [told for told in later.told if _is(told)]
+        harness.model.release()
+        await harness.received.complete(run_id)
+        async with open_received(harness.remote) as later:
+            await harness.catch_up(later)
+            assert not [event for event in later.events if _is_agent_event(event)]
 
 
-async def test_agents_beyond_the_slots_of_a_tree_wait_and_none_waits_for_ever(
+async def test_agents_beyond_the_slots_of_a_tree_wait_without_deadlock(
     tmp_path: Path,
 ) -> None:
-    """Each of three has one below it, and only one of the tree works at once."""
+    """Three agents with one child each, in a tree with one slot."""
     three = ("1", "2", "3")
     async with open_agents(
         tmp_path,
@@ -229,60 +233,63 @@ async def test_agents_beyond_the_slots_of_a_tree_wait_and_none_waits_for_ever(
         *(talk(f"@a{n}", start(f"@b{n}: go")) for n in three),
         *(talk(f"@b{n}", held()) for n in three),
         settings=Settings(agents_at_once=1),
-    ) as stage:
-        run_id = await stage.prompt("@lead: go")
+    ) as harness:
+        run_id = await harness.prompt("@lead: go")
         for count in (1, 2, 3):
-            at_work = [seen async for seen in _held(stage, count)]
+            at_work = [seen async for seen in _held(harness, count)]
             assert len(at_work) == 1
-            waiting = [one.waiting_for for one in await stage.agents() if one.state == "pending"]
+            waiting = [one.waiting_for for one in await harness.agents() if one.state == "pending"]
             assert set(waiting) <= {"slot"}
-            stage.release(at_work[0])
-        assert (await stage.heard.complete(run_id)).text == "Over."
-        assert set((await stage.outcomes()).values()) == {"completed"}
+            harness.release(at_work[0])
+        assert (await harness.received.complete(run_id)).text == "Over."
+        assert set((await harness.outcomes()).values()) == {"completed"}
 
 
-async def _held(stage: AgentStage, count: int) -> AsyncGenerator[SeenRequest]:
-    """Wait until so many of those at the bottom have been asked; those that are not answered."""
+async def _held(harness: AgentHarness, count: int) -> AsyncGenerator[SeenRequest]:
+    """Wait for this many model requests of the lowest agents; yields those without an answer."""
 
     def asked() -> list[SeenRequest]:
-        return [seen for n in ("1", "2", "3") for seen in stage.heard_by(f"@b{n}")]
+        return [seen for n in ("1", "2", "3") for seen in harness.requests_by(f"@b{n}")]
 
     await until(lambda: len(asked()) >= count)
-    await stage.flow.settle()
+    await harness.flow.run_ready()
     for seen in asked():
         if not seen.ended:
             yield seen
 
 
-async def test_what_is_said_before_an_agent_begins_is_read_once(tmp_path: Path) -> None:
-    """Bob waits for ann's slot while somebody tells him more; later he is given a file."""
+async def test_message_sent_before_an_agent_starts_is_read_once(tmp_path: Path) -> None:
+    """Bob waits for ann's slot and gets a message meanwhile; later a prompt with a file."""
     async with open_agents(
         tmp_path,
-        talk("@lead", *one_after_the_other("@ann: go", "@bob: go")),
+        talk("@lead", *start_one_by_one("@ann: go", "@bob: go")),
         talk("@ann", held()),
         talk("@bob"),
         settings=Settings(agents_at_once=1),
-    ) as stage:
-        await stage.prompt("@lead: go")
-        seen = await stage.asked_by("@ann")
-        stage.release(await stage.asked_by("@lead", 2))
-        bob = await stage.when("@bob", lambda one: one.waiting_for == "slot")
-        await stage.do(bob.agent_id, "message", text="and this")
-        stage.release(seen)
-        await stage.when("@bob", lambda one: one.state == "ended")
-        assert [message.content for message in stage.read_by("@bob")] == ["@bob: go", "and this"]
+    ) as harness:
+        await harness.prompt("@lead: go")
+        seen = await harness.until_asked_by("@ann")
+        harness.release(await harness.until_asked_by("@lead", 2))
+        bob = await harness.until_agent("@bob", lambda one: one.waiting_for == "slot")
+        await harness.do(bob.agent_id, "message", text="and this")
+        harness.release(seen)
+        await harness.until_agent("@bob", lambda one: one.state == "ended")
+        assert [message.content for message in harness.sent_by("@bob")] == ["@bob: go", "and this"]
         note = {"file_name": "n.txt", "mime_type": "text/plain", "content": "aGVsbG8gZmlsZQ=="}
-        run_id = await stage.prompt("read it", bob.session_id, attachments=[note])
-        await stage.heard.complete(run_id)
-        (*_, answered, said) = stage.read_by("@bob")
-        assert (answered.role, said.role) == ("assistant", "user")
-        assert ("read it" in str(said.content), "hello file" in str(said.content)) == (True, True)
+        run_id = await harness.prompt("read it", bob.session_id, attachments=[note])
+        await harness.received.complete(run_id)
+        (*_, answered, prompt) = harness.sent_by("@bob")
+        assert (answered.role, prompt.role) == ("assistant", "user")
+        assert ("read it" in str(prompt.content), "hello file" in str(prompt.content)) == (
+            True,
+            True,
+        )
 
 
-async def test_a_conversation_that_grows_too_long_is_summarized_in_its_own_session(
+async def test_long_agent_conversation_is_summarized_in_its_own_session(
     tmp_path: Path,
 ) -> None:
-    """By the worker while it goes on, and by whoever asks for it when it rests."""
+    """By the worker during the turn, and on request after its end."""
     big = ScriptedUsage(input=2900, output=10)
     async with open_agents(
         tmp_path,
@@ -290,14 +297,14 @@ async def test_a_conversation_that_grows_too_long_is_summarized_in_its_own_sessi
         talk("Summarize this conversation", then="In short."),
         talk("@ann", Reply(calls=LISTS, usage=big), then="At last."),
         window=3000,
-    ) as stage:
-        await stage.talk("@lead: go")
-        ann = await stage.agent("@ann")
+    ) as harness:
+        await harness.talk("@lead: go")
+        ann = await harness.agent("@ann")
         assert (ann.outcome, ann.tokens) == ("completed", 2910 + 2 * TOKENS)
         path = f"/agent/sessions/{ann.session_id}/summarize"
-        assert (await stage.request("POST", path)).status == 200
-        assert (await stage.agent("@ann")).tokens == ann.tokens + TOKENS
-        assert [row[:2] for row in await stage.rows_of("@ann") if row[0] == "assistant"] == [
+        assert (await harness.request("POST", path)).status == 200
+        assert (await harness.agent("@ann")).tokens == ann.tokens + TOKENS
+        assert [row[:2] for row in await harness.rows_of("@ann") if row[0] == "assistant"] == [
             ("assistant", ""),
             ("assistant", "In short."),
             ("assistant", "At last."),
@@ -305,7 +312,7 @@ async def test_a_conversation_that_grows_too_long_is_summarized_in_its_own_sessi
         ]
 
 
-async def test_whoever_is_cancelled_alone_takes_those_with_it_that_it_detached(
+async def test_cancelled_agent_ends_with_the_agents_it_detached(
     tmp_path: Path,
 ) -> None:
     async with open_agents(
@@ -313,17 +320,17 @@ async def test_whoever_is_cancelled_alone_takes_those_with_it_that_it_detached(
         talk("@lead", start("@ann: go"), then="Over."),
         talk("@ann", start("@bob: go", wait=False), held()),
         talk("@bob", held()),
-    ) as stage:
-        run_id = await stage.prompt("@lead: go")
-        await stage.asked_by("@ann", 2)
-        await stage.asked_by("@bob")
-        await stage.done((await stage.agent("@ann")).agent_id, "cancel")
-        assert (await stage.heard.complete(run_id)).text == "Over."
-        assert await stage.outcomes() == {"@ann:": "canceled", "@bob:": "canceled"}
-        assert stage.launcher.alive == []
+    ) as harness:
+        run_id = await harness.prompt("@lead: go")
+        await harness.until_asked_by("@ann", 2)
+        await harness.until_asked_by("@bob")
+        await harness.done((await harness.agent("@ann")).agent_id, "cancel")
+        assert (await harness.received.complete(run_id)).text == "Over."
+        assert await harness.outcomes() == {"@ann:": "canceled", "@bob:": "canceled"}
+        assert harness.launcher.alive == []
 
 
-async def test_a_word_that_comes_before_the_worker_is_there_is_done_once(tmp_path: Path) -> None:
+async def test_message_sent_before_the_worker_is_ready_is_processed_once(tmp_path: Path) -> None:
     arrived, may_go = asyncio.Event(), asyncio.Event()
 
     async def on_frame(worker: LoopWorker, frame: bytes) -> bool:
@@ -332,17 +339,17 @@ async def test_a_word_that_comes_before_the_worker_is_there_is_done_once(tmp_pat
             await may_go.wait()
         return True
 
-    async with open_agents(tmp_path, talk("@ann", then="Yes.")) as stage:
-        stage.launcher.on_frame = on_frame
-        ann = await stage.start_agent("@ann: go")
+    async with open_agents(tmp_path, talk("@ann", then="Yes.")) as harness:
+        harness.launcher.on_frame = on_frame
+        ann = await harness.start_agent("@ann: go")
         async with asyncio.timeout(WAIT_S):
             await arrived.wait()
-        await stage.do(ann.agent_id, "message", text="and this")
+        await harness.do(ann.agent_id, "message", text="and this")
         may_go.set()
-        await stage.until_idle()
-        rows = [text for _, text, _ in await stage.rows_of("@ann")]
+        await harness.until_idle()
+        rows = [text for _, text, _ in await harness.rows_of("@ann")]
         assert rows == ["@ann: go", "Yes.", "and this", "Yes."]
-        read = [[one.content for one in stage.read_by("@ann", n)] for n in (0, 1)]
+        read = [[one.content for one in harness.sent_by("@ann", n)] for n in (0, 1)]
         assert read == [rows[:1], rows[:3]]
-        assert len(stage.heard_by("@ann")) == 2
-        assert [run.host_run_id for run in await stage.runs()] == [ann.run_id, ""]
+        assert len(harness.requests_by("@ann")) == 2
+        assert [run.host_run_id for run in await harness.runs()] == [ann.run_id, ""]

@@ -1,4 +1,4 @@
-"""Bodies that are wrong, on every route that takes one: 400 with the field named, and no change."""
+"""Invalid bodies on every route that accepts one: 400 with the field, and no change."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ async def opened(flow: FlowServer) -> RemoteWorkspace:
 
 
 def target(route: Route, workspace_id: str, client_id: str = UNKNOWN) -> str:
-    """A route's path with everything in it but the body as it should be."""
+    """The path of a route with valid parameters."""
     path = route.path.replace("{workspace_id}", workspace_id).replace("{session_id}", "s")
     path = path.replace("{run_id}", UNKNOWN)
     return f"{path}?client_id={client_id}" if "query" in route.hints() else path
@@ -57,8 +57,8 @@ def is_optional(route: Route) -> bool:
     return isinstance(inspect.type_info(route.hints()["body"]), inspect.UnionType)
 
 
-class Line:
-    """One connection, kept alive, on which one request follows the other. Made by `open_line`."""
+class RawConnection:
+    """A kept-alive connection for several requests. Created by `open_raw_connection`."""
 
     def __init__(
         self, flow: FlowServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -78,7 +78,7 @@ class Line:
         return await self.answer(method)
 
     async def answer(self, method: str = "GET") -> Answer:
-        """The next answer, by its length; `send` reads to the close instead."""
+        """Read the next answer by its length; `send` reads until the close instead."""
         async with asyncio.timeout(WAIT_S):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
             first, *lines = head.strip().split("\r\n")
@@ -89,7 +89,7 @@ class Line:
         return Answer(int(first.split(" ")[1]), fields, body)
 
     async def end(self) -> bytes:
-        """What comes before the server closes the connection."""
+        """Read everything until the server closes the connection."""
         async with asyncio.timeout(WAIT_S):
             try:
                 return await self.reader.read()
@@ -98,23 +98,23 @@ class Line:
 
 
 @asynccontextmanager
-async def open_line(flow: FlowServer) -> AsyncGenerator[Line]:
+async def open_raw_connection(flow: FlowServer) -> AsyncGenerator[RawConnection]:
     async with asyncio.timeout(WAIT_S):
         reader, writer = await connect(flow.server.addresses[0])
     try:
-        yield Line(flow, reader, writer)
+        yield RawConnection(flow, reader, writer)
     finally:
         writer.transport.abort()
 
 
-# --- what a field cannot take, whatever its type, and where the answer must say it is
+# --- invalid values by type, and the field that the answer must name
 
-NO_INTEGERS = ["1.0", "1e3", "-0.0", "1E0", str(1 << 63), str(-(1 << 63) - 1), "9" * 400, '"1"']
-NO_VALUES: dict[type[inspect.Type], list[str]] = {
+WRONG_INTEGERS = ["1.0", "1e3", "-0.0", "1E0", str(1 << 63), str(-(1 << 63) - 1), "9" * 400, '"1"']
+WRONG_VALUES: dict[type[inspect.Type], list[str]] = {
     inspect.StrType: ["1", "true", "[]", "{}"],
     inspect.LiteralType: ['"no such word"', "1", "[]"],
     inspect.BoolType: ["1", "0", '"true"', "[]"],
-    inspect.IntType: [*NO_INTEGERS, "true", "[]"],
+    inspect.IntType: [*WRONG_INTEGERS, "true", "[]"],
     inspect.FloatType: ['"1"', "true", "1e999"],
     inspect.BytesType: ['"*"', '"aGVsbG8"', '"aGVsbG8=="', "1", "[]"],
     inspect.ListType: ["{}", '"x"', "1"],
@@ -124,20 +124,20 @@ NO_VALUES: dict[type[inspect.Type], list[str]] = {
 
 
 def wrong(kind: inspect.Type, around: str, where: str) -> Generator[tuple[str, str]]:
-    """Bodies with one wrong value in them (`around` has its place as %s), and its field."""
+    """Bodies with one wrong value (`around` marks its position with %s), and its field."""
     match kind:
         case inspect.Metadata(type=inner):
             yield from wrong(inner, around, where)
         case inspect.UnionType(types=types):
             no_value = (inspect.NoneType, inspect.CustomType)
             for inner in types:
-                if not isinstance(inner, no_value) and type(inner) in NO_VALUES:
+                if not isinstance(inner, no_value) and type(inner) in WRONG_VALUES:
                     yield from wrong(inner, around, where)
         case inspect.AnyType():
-            yield around % "1e999", where  # No number; all else is taken.
+            yield around % "1e999", where  # Out of range; everything else is accepted.
             yield around % '[{"x": -1e999}]', where
         case _:
-            for value in NO_VALUES[type(kind)]:
+            for value in WRONG_VALUES[type(kind)]:
                 yield around % value, where
     match kind:
         case inspect.StructType(fields=fields):
@@ -153,18 +153,18 @@ def wrong(kind: inspect.Type, around: str, where: str) -> Generator[tuple[str, s
 
 
 def zeros(kind: inspect.StructType) -> dict[str, Json]:
-    """Every field with its zero value, spelled as the wire spells it."""
+    """Every field with its zero value, by wire name."""
     found = cast("dict[str, Json]", msgspec.to_builtins(kind.cls()))
     return {f.encode_name: found.get(f.encode_name) for f in kind.fields}
 
 
-# --- nothing changed
+# --- state before and after
 
 SHOWN = ("/snapshot?sessions=*", "/config", "/permissions/skip", "")
 
 
 async def shown(flow: FlowServer, remote: RemoteWorkspace) -> list[bytes]:
-    """All that a wrong body could have changed."""
+    """Everything that an invalid body could have changed."""
     answers = [await send(flow, "GET", remote.path(rest)) for rest in SHOWN]
     answers.append(await send(flow, "GET", "/v1/workspaces"))
     assert {answer.status for answer in answers} == {200}
@@ -175,19 +175,19 @@ async def shown(flow: FlowServer, remote: RemoteWorkspace) -> list[bytes]:
 async def not_refused(
     flow: FlowServer, remote: RemoteWorkspace, route: Route, bodies: list[tuple[bytes, str]]
 ) -> list[tuple[str, bytes, str, bytes]]:
-    """Those bodies that are not 400 with a word where the mistake is."""
+    """The bodies that are not answered by 400 with the position or field of the error."""
     found: list[tuple[str, bytes, str, bytes]] = []
     where = target(route, remote.id, remote.client.id)
-    async with open_line(flow) as line:
-        for body, word in bodies:
-            answer = await line.ask(route.method, where, body)
-            if answer.status != 400 or not re.match(f"{DECODE}.*{word}", message(answer)):
-                found.append((route.path, body, word, answer.body))
+    async with open_raw_connection(flow) as connection:
+        for body, expected in bodies:
+            answer = await connection.ask(route.method, where, body)
+            if answer.status != 400 or not re.match(f"{DECODE}.*{expected}", message(answer)):
+                found.append((route.path, body, expected, answer.body))
     return found
 
 
 @contract("EXC-24")
-async def test_a_body_that_is_no_json_is_400_with_its_position_and_changes_nothing_on_any_route(
+async def test_invalid_json_is_400_with_its_position_on_every_route(
     flow: FlowServer,
 ) -> None:
     bodies = [
@@ -213,7 +213,7 @@ async def test_a_body_that_is_no_json_is_400_with_its_position_and_changes_nothi
 
 
 @contract("EXC-24")
-async def test_a_value_of_another_type_is_400_naming_its_field_and_changes_nothing_on_any_route(
+async def test_wrong_type_is_400_with_its_field_on_every_route(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -226,18 +226,18 @@ async def test_a_value_of_another_type_is_400_naming_its_field_and_changes_nothi
     assert await shown(flow, remote) == before
 
 
-async def test_only_where_it_says_nothing_more_may_a_body_be_left_out(flow: FlowServer) -> None:
+async def test_body_is_optional_on_exactly_two_routes(flow: FlowServer) -> None:
     remote = await opened(flow)
     optional = {route.path.rpartition("}/")[2]: route for route in WITH_BODY if is_optional(route)}
     assert sorted(optional) == ["agent/init", "questions/cancel"]
-    for name, said in (("agent/init", b""), ("questions/cancel", b'{"resolved":false}\n')):
+    for name, expected in (("agent/init", b""), ("questions/cancel", b'{"resolved":false}\n')):
         for headers in ({}, {"Content-Length": None}):
             answer = await send(flow, "POST", target(optional[name], remote.id), b"", headers)
-            assert (answer.status, answer.body) == (200, said)
+            assert (answer.status, answer.body) == (200, expected)
 
 
 def lenient(kind: inspect.StructType) -> dict[str, str]:
-    """Bodies that say nothing in all the ways that Go accepts."""
+    """Empty bodies in every form that Go accepts."""
     nothing = json.dumps(zeros(kind))
     return {
         "null": "null",
@@ -253,23 +253,23 @@ def lenient(kind: inspect.StructType) -> dict[str, str]:
     }
 
 
-async def test_what_go_reads_without_complaint_is_read_without_complaint_on_any_route(
+async def test_lenient_json_that_go_accepts_is_accepted_on_every_route(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
     for route in WITH_BODY:
         where = target(route, remote.id, remote.client.id)
-        async with open_line(flow) as line:
-            plain = await line.ask(route.method, where, b"{}")
+        async with open_raw_connection(flow) as connection:
+            plain = await connection.ask(route.method, where, b"{}")
             for case, body in lenient(body_type(route)).items():
                 for media_type in ("text/plain", None):
                     headers = {"Content-Type": media_type}
-                    answer = await line.ask(route.method, where, body.encode(), headers)
+                    answer = await connection.ask(route.method, where, body.encode(), headers)
                     assert answer.status == plain.status, (route.path, case, answer.body)
                     assert DECODE.encode() not in answer.body, (route.path, case, answer.body)
 
 
-async def test_names_in_another_case_and_large_integers_mean_what_they_say(
+async def test_keys_in_another_case_and_64_bit_integers_are_read_exactly(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -283,12 +283,12 @@ async def test_names_in_another_case_and_large_integers_mean_what_they_say(
         assert config["models"]["large"]["max_tokens"] == number
 
 
-# --- the sentences of the wire
+# --- exact error messages
 
 UUID = "5c8f5b0e-0f5d-4b1e-8c0e-6f4f2f1f9a10"
 W = "/v1/workspaces/{w}"
 KEY = f"{W}/config/provider-key"
-SENTENCES: list[tuple[str, str, dict[str, object], str]] = [
+REFUSALS: list[tuple[str, str, dict[str, object], str]] = [
     ("POST", "/v1/workspaces", {}, "path is required"),
     ("POST", "/v1/workspaces", {"path": "", "client_id": UUID}, "path is required"),
     ("POST", "/v1/workspaces", {"path": "/tmp"}, "invalid client_id"),
@@ -320,25 +320,25 @@ SENTENCES: list[tuple[str, str, dict[str, object], str]] = [
 
 
 @contract("EXC-24")
-async def test_each_refusal_of_the_wire_is_400_in_its_exact_words_and_changes_nothing(
+async def test_wire_refusals_are_400_with_exact_messages_and_change_nothing(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
     before = await shown(flow, remote)
-    for method, path, body, words in SENTENCES:
+    for method, path, body, expected in REFUSALS:
         answer = await send(flow, method, path.replace("{w}", remote.id), body)
         assert answer.status == 400, (path, body)
         found = message(answer)
-        assert found.startswith(words), (path, body, found)
-        assert words.endswith(": ") or not words or found == words, (path, body, found)
+        assert found.startswith(expected), (path, body, found)
+        assert expected.endswith(": ") or not expected or found == expected, (path, body, found)
     assert await shown(flow, remote) == before
 
 
 @contract("EXC-24")
-async def test_of_two_mistakes_the_first_in_order_is_named_client_then_body_then_workspace(
+async def test_errors_are_reported_in_order_client_then_body_then_workspace(
     flow: FlowServer,
 ) -> None:
-    """The operation itself comes last: it is not looked at for a workspace that is not there."""
+    """The operation itself comes last; it is not checked for an unknown workspace."""
     remote = await opened(flow)
     here, gone = remote.id, UNKNOWN
     cases: list[tuple[str, str, bytes, int, str]] = [
@@ -357,42 +357,42 @@ async def test_of_two_mistakes_the_first_in_order_is_named_client_then_body_then
         ("GET", f"{W}/lsps/x/diagnostics", b"", 404, "workspace not found"),
         ("GET", f"{W}/events?client_id={UUID}&cursor=x", b"", 404, "workspace not found"),
     ]
-    for method, path, body, status, words in cases:
+    for method, path, body, status, expected in cases:
         answer = await send(flow, method, path.replace("{w}", gone), body)
-        assert (answer.status, message(answer)[: len(words)]) == (status, words), path
+        assert (answer.status, message(answer)[: len(expected)]) == (status, expected), path
     present = f"{W}/current-session?client_id={UUID}".replace("{w}", here)
     answer = await send(flow, "POST", present, b"{}")
     assert (answer.status, message(answer)) == (409, "client not attached")
-    for body, words in (
+    for body, expected in (
         ({"path": "", "client_id": "me"}, "path is required"),
         ({"path": "/t\0", "client_id": "me"}, "invalid client_id"),
     ):
-        assert message(await send(flow, "POST", "/v1/workspaces", body)) == words
+        assert message(await send(flow, "POST", "/v1/workspaces", body)) == expected
 
 
-async def test_a_wrong_body_is_named_before_the_workspace_that_is_not_there_on_any_route(
+async def test_wrong_body_is_reported_before_an_unknown_workspace(
     flow: FlowServer,
 ) -> None:
-    async with open_line(flow) as line:
+    async with open_raw_connection(flow) as connection:
         for route in WITH_BODY:
-            answer = await line.ask(route.method, target(route, UNKNOWN), b"{")
+            answer = await connection.ask(route.method, target(route, UNKNOWN), b"{")
             assert (answer.status, message(answer)[: len(DECODE)]) == (400, DECODE), route.path
 
 
 # --- sizes
 
 
-async def begun(
+async def first_answer(
     flow: FlowServer, route: Route, where: str, headers: Mapping[str, str | None], body: bytes = b""
 ) -> Answer:
-    """The first answer to a request whose body does not come, or not to its end."""
-    async with open_line(flow) as line:
-        line.writer.write(request_bytes(flow, route.method, where, headers) + body)
-        return await line.answer()
+    """The first answer to a request with a missing or incomplete body."""
+    async with open_raw_connection(flow) as connection:
+        connection.writer.write(request_bytes(flow, route.method, where, headers) + body)
+        return await connection.answer()
 
 
 @contract("EXC-24")
-async def test_a_body_announced_beyond_its_bound_is_413_before_it_comes_on_any_route(
+async def test_content_length_beyond_the_limit_is_413_before_the_body_arrives(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -401,7 +401,7 @@ async def test_a_body_announced_beyond_its_bound_is_413_before_it_comes_on_any_r
         headers = {"Content-Length": str(bound + 1), "Expect": "100-continue"}
         for workspace_id in (remote.id, UNKNOWN):
             where = target(route, workspace_id, remote.client.id)
-            answer = await begun(flow, route, where, headers)
+            answer = await first_answer(flow, route, where, headers)
             assert (answer.status, str(bound) in message(answer)) == (413, True), route.path
 
 
@@ -409,21 +409,23 @@ IN_CHUNKS = {"Transfer-Encoding": "chunked", "Content-Length": None}
 
 
 @contract("EXC-24")
-async def test_a_body_in_chunks_is_413_once_it_passes_its_bound_and_changes_nothing_on_any_route(
+async def test_chunked_body_beyond_the_limit_is_413_on_every_route(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
     before = await shown(flow, remote)
     piece = b'{"x": "' + b"x" * (BODY_BYTES_MAX // 4)
-    body = (b"%x\r\n%b\r\n" % (len(piece), piece)) * 4  # Its end never comes.
+    body = (b"%x\r\n%b\r\n" % (len(piece), piece)) * 4  # The last chunk is never sent.
     for route in WITH_BODY:
-        if route not in ATTACHING:  # 64 MiB; the next test has one.
+        if route not in ATTACHING:  # 64 MiB; see the next test.
             where = target(route, remote.id, remote.client.id)
-            assert (await begun(flow, route, where, IN_CHUNKS, body)).status == 413, route.path
+            assert (await first_answer(flow, route, where, IN_CHUNKS, body)).status == 413, (
+                route.path
+            )
     assert await shown(flow, remote) == before
 
 
-async def test_only_the_attaching_routes_take_more_and_they_are_prompts_and_grants(
+async def test_only_prompts_and_grants_accept_large_bodies(
     flow: FlowServer,
 ) -> None:
     ends = {route.path.partition("{workspace_id}")[2] for route in ATTACHING}
@@ -436,11 +438,11 @@ async def test_only_the_attaching_routes_take_more_and_they_are_prompts_and_gran
     assert (answer.status, message(answer)) == (400, "session id is missing")
     piece = b"%x\r\n%b\r\n" % (BODY_BYTES_MAX, b" " * BODY_BYTES_MAX)
     for route in ATTACHING:
-        answer = await begun(flow, route, target(route, remote.id), IN_CHUNKS, piece * 65)
+        answer = await first_answer(flow, route, target(route, remote.id), IN_CHUNKS, piece * 65)
         assert answer.status == 413, route.path
 
 
-async def test_a_body_of_exactly_the_bound_is_read(flow: FlowServer) -> None:
+async def test_body_of_exactly_the_limit_is_accepted(flow: FlowServer) -> None:
     remote = await opened(flow)
     body = b'{"title": "just fits"}'.ljust(BODY_BYTES_MAX)
     assert (await send(flow, "POST", remote.path("/sessions"), body)).status == 200
@@ -449,7 +451,7 @@ async def test_a_body_of_exactly_the_bound_is_read(flow: FlowServer) -> None:
     assert len(await remote.sessions()) == 1
 
 
-async def test_a_client_id_that_never_created_anything_is_not_registered_by_a_refusal(
+async def test_refused_request_does_not_register_its_client_id(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)

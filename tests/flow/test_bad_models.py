@@ -1,4 +1,4 @@
-"""Models that cannot be used: the run says what is wrong, where, and what mends it."""
+"""Unusable models: the run ends with the reason and a hint."""
 
 import asyncio
 import gzip
@@ -11,35 +11,35 @@ import pytest
 
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Script
+from tests.flow.config_files import ConfigDict, chosen, config_of, open_configured, provider
 from tests.flow.reading import finish_of
-from tests.flow.runs import Stage
-from tests.flow.test_fallbacks import PAUSES, deaf_address
-from tests.flow.written import Written, chosen, config_of, open_written, provider
+from tests.flow.runs import Harness
+from tests.flow.test_fallbacks import PAUSES, unreachable_url
 from tests.support import contract
 
 URL = "http://127.0.0.1:1/v1"
 
 
-async def assert_told(stage: Stage, run_id: str, title: str, reason: str, hint: str) -> None:
-    """A prompt was accepted, and its run ends with these words; everything else goes on."""
-    complete = await stage.heard.complete(run_id)
-    run = await stage.run(run_id)
+async def assert_failed(harness: Harness, run_id: str, title: str, reason: str, hint: str) -> None:
+    """The run ends with this error, and the session stays usable."""
+    complete = await harness.received.complete(run_id)
+    run = await harness.run(run_id)
     assert (run.outcome, run.title) == ("error", title)
     details, mark, advice = run.details.partition("\nhint: ")
     assert reason in details
     assert mark
     assert hint in advice
     assert complete.error == f"{title}: {run.details}"
-    finish = finish_of((await stage.messages())[-1])
+    finish = finish_of((await harness.messages())[-1])
     assert (finish.reason, finish.message, finish.details) == ("error", title, run.details)
-    assert not (await stage.session()).is_busy
+    assert not (await harness.session()).is_busy
 
 
-def only(one: Written, model_id: str = "demo-1", **more: object) -> Written:
+def only(one: ConfigDict, model_id: str = "demo-1", **more: object) -> ConfigDict:
     return {"models": {"large": chosen("demo", model_id)}, "providers": {"demo": one}, **more}
 
 
-NAMELESS: Mapping[str, tuple[Written, str]] = {
+UNUSABLE: Mapping[str, tuple[ConfigDict, str]] = {
     "nobody has set it up": (
         {"models": {"large": chosen("openai", "gpt-5.4")}},
         "OPENAI_API_KEY",
@@ -52,7 +52,7 @@ NAMELESS: Mapping[str, tuple[Written, str]] = {
     "no model is named": (only(provider(URL), ""), "no model of provider 'demo' is selected"),
     "its type is unknown": (
         only(provider(URL, type="opnai")),
-        "nobody here speaks to a provider of type 'opnai'; known are openai,",
+        "unknown provider type 'opnai'; known types: openai,",
     ),
     "it has no address": (only(provider("")), "provider 'demo' has no base_url"),
     "it has no key": (
@@ -78,22 +78,22 @@ NAMELESS: Mapping[str, tuple[Written, str]] = {
 
 
 @contract("INV-39", "MODEL-2")
-@pytest.mark.parametrize(("config", "reason"), NAMELESS.values(), ids=list(NAMELESS))
-async def test_a_model_that_cannot_be_asked_is_told_with_the_command_that_shows_why(
-    tmp_path: Path, config: Written, reason: str
+@pytest.mark.parametrize(("config", "reason"), UNUSABLE.values(), ids=list(UNUSABLE))
+async def test_unusable_model_ends_the_run_with_the_reason_and_a_hint(
+    tmp_path: Path, config: ConfigDict, reason: str
 ) -> None:
-    async with open_model_server() as nobody, open_written(tmp_path, nobody, config) as stage:
-        run_id = await stage.prompt("Hi.")
-        await assert_told(stage, run_id, "Model not available", reason, "culm models")
+    async with open_model_server() as unused, open_configured(tmp_path, unused, config) as harness:
+        run_id = await harness.prompt("Hi.")
+        await assert_failed(harness, run_id, "Model not available", reason, "culm models")
 
 
-async def test_a_key_whose_command_fails_is_told_with_where_it_is_written(
+async def test_failed_key_command_ends_the_run_with_its_config_path(
     tmp_path: Path,
 ) -> None:
     config = only(provider(URL, "$(exit 3)"))
-    async with open_model_server() as nobody, open_written(tmp_path, nobody, config) as stage:
-        run_id, reason = await stage.prompt("Hi."), "providers.demo.api_key: a command failed"
-        await assert_told(stage, run_id, "A reference leads nowhere", reason, "culm config show")
+    async with open_model_server() as unused, open_configured(tmp_path, unused, config) as harness:
+        run_id, reason = await harness.prompt("Hi."), "providers.demo.api_key: a command failed"
+        await assert_failed(harness, run_id, "Unresolved reference", reason, "culm config show")
 
 
 @contract("MODEL-2")
@@ -101,7 +101,7 @@ async def test_a_key_whose_command_fails_is_told_with_where_it_is_written(
     ("reply", "title", "reason", "hint"),
     [
         (Reply(status=401), "Authentication problem", "demo refused the key", "`culm models`"),
-        (Reply(status=402), "Out of credit", "nothing left to spend", "`culm models`"),
+        (Reply(status=402), "Out of credit", "no credit left", "`culm models`"),
         (Reply(status=404), "Model or address not found", "demo-1", "`culm models demo`"),
         (
             Reply(status=404, body='{"error": {"code": "model_not_found", "message": "no"}}'),
@@ -125,57 +125,58 @@ async def test_a_key_whose_command_fails_is_told_with_where_it_is_written(
     ],
     ids=["key", "credit", "not found", "model", "HTML", "200 with an error", "moved"],
 )  # fmt: skip
-async def test_what_the_provider_will_not_do_is_told_with_what_mends_it(
+async def test_provider_error_ends_the_run_with_the_reason_and_a_hint(
     tmp_path: Path, reply: Reply, title: str, reason: str, hint: str
 ) -> None:
     async with open_model_server(Script(otherwise=reply)) as model:
         config = config_of({"demo": provider(model.url)})
-        async with open_written(tmp_path, model, config) as stage:
-            await assert_told(stage, await stage.prompt("Hi."), title, reason, hint)
+        async with open_configured(tmp_path, model, config) as harness:
+            await assert_failed(harness, await harness.prompt("Hi."), title, reason, hint)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1/v1", "http://[::1/v1", "http://:0"])
-async def test_an_address_that_is_none_is_told_with_what_one_looks_like(
-    tmp_path: Path, url: str
-) -> None:
+async def test_invalid_base_url_ends_the_run_with_a_hint(tmp_path: Path, url: str) -> None:
     config = only(provider(url))
-    async with open_model_server() as nobody, open_written(tmp_path, nobody, config) as stage:
-        await assert_told(
-            stage,
-            await stage.prompt("Hi."),
+    async with open_model_server() as unused, open_configured(tmp_path, unused, config) as harness:
+        await assert_failed(
+            harness,
+            await harness.prompt("Hi."),
             "The provider's address is wrong",
             "the base_url of provider demo is not a usable URL",
             "https://",
         )
 
 
-async def test_an_address_where_nobody_answers_is_told_with_where_it_is_written(
+async def test_unreachable_base_url_ends_the_run_with_a_hint(
     tmp_path: Path,
 ) -> None:
-    with deaf_address() as url:
+    with unreachable_url() as url:
         config = config_of({"demo": provider(url)})
-        async with open_model_server() as nobody, open_written(tmp_path, nobody, config) as stage:
-            run_id = await stage.prompt("Hi.")
+        async with (
+            open_model_server() as unused,
+            open_configured(tmp_path, unused, config) as harness,
+        ):
+            run_id = await harness.prompt("Hi.")
             for pause_s in PAUSES:
-                await stage.clock.pass_retry(pause_s)
-            await assert_told(
-                stage, run_id, "No connection", "cannot be reached", "base_url of provider demo"
+                await harness.clock.pass_retry(pause_s)
+            await assert_failed(
+                harness, run_id, "No connection", "cannot be reached", "base_url of provider demo"
             )
 
 
-# --- answers in unusual clothes
+# --- transfer encodings
 
 
 def events(*, line_end: str = "\n", last: str = "\n\n") -> bytes:
-    """An answer that says hello, in the words of the provider."""
-    pieces: list[Written] = [{"delta": {"content": "Hel"}}, {"delta": {"content": "lo."}}]
+    """A hello answer in the format of the provider."""
+    pieces: list[ConfigDict] = [{"delta": {"content": "Hel"}}, {"delta": {"content": "lo."}}]
     pieces.append({"delta": {}, "finish_reason": "stop"})
     lines = [f"data: {json.dumps({'choices': [piece]})}" for piece in pieces]
     text = "\n\n".join([*lines, "data: [DONE]"]) + last
     return text.replace("\n", line_end).encode()
 
 
-CLOTHES: Mapping[str, tuple[bytes, str, int]] = {
+ENCODINGS: Mapping[str, tuple[bytes, str, int]] = {
     "plain": (events(), "", 1 << 16),
     "chunks of one byte": (events(), "", 1),
     "CRLF": (events(line_end="\r\n"), "", 7),
@@ -185,8 +186,8 @@ CLOTHES: Mapping[str, tuple[bytes, str, int]] = {
 
 
 @asynccontextmanager
-async def open_dressed(body: bytes, headers: str, chunk: int) -> AsyncGenerator[str]:
-    """A provider that gives every question this answer; its address."""
+async def open_fixed_answer(body: bytes, headers: str, chunk: int) -> AsyncGenerator[str]:
+    """The URL of a provider that sends this answer to every request."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -208,12 +209,12 @@ async def open_dressed(body: bytes, headers: str, chunk: int) -> AsyncGenerator[
 
 
 @contract("MODEL-2")
-@pytest.mark.parametrize(("body", "headers", "chunk"), CLOTHES.values(), ids=list(CLOTHES))
-async def test_an_answer_is_read_whatever_it_comes_in(
+@pytest.mark.parametrize(("body", "headers", "chunk"), ENCODINGS.values(), ids=list(ENCODINGS))
+async def test_model_answer_is_read_in_every_transfer_encoding(
     tmp_path: Path, body: bytes, headers: str, chunk: int
 ) -> None:
-    async with open_model_server() as nobody, open_dressed(body, headers, chunk) as url:
+    async with open_model_server() as unused, open_fixed_answer(body, headers, chunk) as url:
         config = config_of({"demo": provider(url)})
-        async with open_written(tmp_path, nobody, config) as stage:
-            complete = await stage.heard.complete(await stage.prompt("Hi."))
+        async with open_configured(tmp_path, unused, config) as harness:
+            complete = await harness.received.complete(await harness.prompt("Hi."))
             assert (complete.text, complete.error) == ("Hello.", "")

@@ -1,4 +1,4 @@
-"""What keeps a workspace alive: creates, streams and their graces, and nothing else."""
+"""Claims that keep a workspace open: creates, streams and their grace periods."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -32,12 +32,12 @@ def streams_of(flow: FlowServer, remote: RemoteWorkspace, client_id: ClientId) -
 
 
 async def detached(flow: FlowServer, remote: RemoteWorkspace) -> None:
-    """Wait until the server has noticed that this client's streams are gone."""
+    """Wait until the server has noticed that the streams of this client are closed."""
     await until(lambda: streams_of(flow, remote, remote.client.id) == 0)
 
 
 @contract("INV-9")
-async def test_a_client_without_stream_loses_its_claim_and_the_workspace_closes_once(
+async def test_client_without_stream_loses_its_claim_and_the_workspace_closes_once(
     tmp_path: Path, kind: str
 ) -> None:
     async with open_flow(tmp_path, kind, settings=Settings(linger_s=0)) as flow:
@@ -48,24 +48,24 @@ async def test_a_client_without_stream_loses_its_claim_and_the_workspace_closes_
         assert not await is_open(remote)
         await until(flow.left.is_set)
         flow.clock.advance(10 * CREATE_GRACE_S)
-        await flow.settle()
+        await flow.run_ready()
         assert flow.leave_calls == 1
 
 
 @contract("INV-10")
-async def test_a_stream_stops_the_create_grace_for_as_long_as_it_is_open(flow: FlowServer) -> None:
+async def test_open_stream_suspends_the_create_grace(flow: FlowServer) -> None:
     remote = await opened(flow)
     flow.clock.advance(CREATE_GRACE_S - 1)
     async with open_events(flow, remote) as events:
         flow.clock.advance(3600)
-        await flow.settle()
+        await flow.run_ready()
         assert await is_open(remote)
         session = await remote.create_session("told")
         await events.until(session.id.encode())
 
 
 @contract("INV-11")
-async def test_a_stream_without_a_create_holds_the_workspace(flow: FlowServer) -> None:
+async def test_stream_without_a_create_keeps_the_workspace_open(flow: FlowServer) -> None:
     remote = await opened(flow)
     stranger = Ids().client()
     async with open_events(flow, remote, client_id=stranger):
@@ -78,7 +78,7 @@ async def test_a_stream_without_a_create_holds_the_workspace(flow: FlowServer) -
 
 
 @contract("INV-12")
-async def test_of_several_streams_of_one_client_only_the_last_close_counts(
+async def test_only_the_last_closed_stream_of_a_client_ends_its_claim(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -95,7 +95,7 @@ async def test_of_several_streams_of_one_client_only_the_last_close_counts(
 
 @contract("INV-13", "INV-14")
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 6, 8, 12, 20])
-async def test_a_stream_that_meets_the_end_of_the_grace_is_attached_or_told_404(
+async def test_stream_opened_as_the_grace_ends_is_attached_or_404(
     flow: FlowServer, turns: int
 ) -> None:
     remote = await opened(flow)
@@ -117,7 +117,7 @@ async def test_a_stream_that_meets_the_end_of_the_grace_is_attached_or_told_404(
 
 
 @contract("INV-14")
-async def test_of_many_streams_that_meet_a_release_each_is_attached_or_told_404(
+async def test_streams_opened_during_a_release_are_attached_or_404(
     flow: FlowServer,
 ) -> None:
     for _ in range(5):
@@ -136,7 +136,7 @@ async def test_of_many_streams_that_meet_a_release_each_is_attached_or_told_404(
 
 
 @contract("INV-15")
-async def test_a_dropped_stream_leaves_the_workspace_for_the_detach_grace(flow: FlowServer) -> None:
+async def test_workspace_closes_a_detach_grace_after_the_stream_closes(flow: FlowServer) -> None:
     remote = await opened(flow)
     async with open_events(flow, remote):
         pass
@@ -148,7 +148,7 @@ async def test_a_dropped_stream_leaves_the_workspace_for_the_detach_grace(flow: 
 
 
 @contract("INV-15")
-async def test_a_new_stream_within_the_detach_grace_restores_the_claim(flow: FlowServer) -> None:
+async def test_new_stream_within_the_detach_grace_restores_the_claim(flow: FlowServer) -> None:
     remote = await opened(flow)
     async with open_events(flow, remote):
         pass
@@ -163,7 +163,7 @@ async def test_a_new_stream_within_the_detach_grace_restores_the_claim(flow: Flo
 
 
 @contract("INV-16")
-async def test_a_release_followed_by_the_streams_close_tears_down_at_once(flow: FlowServer) -> None:
+async def test_release_and_closed_stream_close_the_workspace_at_once(flow: FlowServer) -> None:
     remote = await opened(flow)
     async with open_events(flow, remote):
         await remote.release()
@@ -172,7 +172,7 @@ async def test_a_release_followed_by_the_streams_close_tears_down_at_once(flow: 
 
 
 @contract("INV-16")
-async def test_without_a_detach_grace_a_closed_stream_tears_down_at_once(
+async def test_closed_stream_without_a_detach_grace_closes_the_workspace_at_once(
     tmp_path: Path, kind: str
 ) -> None:
     async with open_flow(tmp_path, kind, settings=Settings(detach_grace_s=0)) as flow:
@@ -183,21 +183,21 @@ async def test_without_a_detach_grace_a_closed_stream_tears_down_at_once(
 
 
 @contract("INV-17")
-async def test_a_create_during_the_detach_grace_gives_a_full_create_grace(flow: FlowServer) -> None:
+async def test_create_during_the_detach_grace_gives_a_full_create_grace(flow: FlowServer) -> None:
     remote = await opened(flow)
     async with open_events(flow, remote):
         pass
     await detached(flow, remote)
     flow.clock.advance(DETACH_GRACE_S - 1)
     await remote.rejoin()
-    flow.clock.advance(CREATE_GRACE_S - 1)  # The superseded timer falls due in here.
+    flow.clock.advance(CREATE_GRACE_S - 1)  # The replaced timer would fire in here.
     assert await is_open(remote)
     flow.clock.advance(1)
     assert not await is_open(remote)
 
 
 @contract("INV-17")
-async def test_a_create_after_a_release_cancels_the_release(flow: FlowServer) -> None:
+async def test_create_after_a_release_cancels_the_release(flow: FlowServer) -> None:
     remote = await opened(flow)
     async with open_events(flow, remote):
         await remote.release()
@@ -208,7 +208,7 @@ async def test_a_create_after_a_release_cancels_the_release(flow: FlowServer) ->
 
 
 @contract("INV-18")
-async def test_a_client_that_is_cut_off_does_not_disturb_the_other(flow: FlowServer) -> None:
+async def test_disconnected_client_does_not_affect_the_other(flow: FlowServer) -> None:
     here, there = await opened(flow), await opened(flow)
     async with open_events(flow, there) as kept:
         async with open_events(flow, here):
@@ -221,7 +221,7 @@ async def test_a_client_that_is_cut_off_does_not_disturb_the_other(flow: FlowSer
 
 
 @contract("INV-22")
-async def test_a_client_without_a_live_stream_cannot_say_what_it_looks_at(
+async def test_client_without_a_stream_cannot_set_its_current_session(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -237,7 +237,7 @@ async def test_a_client_without_a_live_stream_cannot_say_what_it_looks_at(
 
 
 @contract("INV-22")
-async def test_presence_counts_clients_with_live_streams_and_ends_with_the_claim(
+async def test_presence_counts_clients_with_streams_and_ends_with_the_claim(
     flow: FlowServer,
 ) -> None:
     here, there = await opened(flow), await opened(flow)
@@ -265,7 +265,7 @@ async def test_presence_counts_clients_with_live_streams_and_ends_with_the_claim
 
 @contract("INV-22")
 @pytest.mark.parametrize("session_id", ["\\ud800", "x" * 100_000])
-async def test_a_client_that_looks_at_nonsense_does_not_keep_others_from_attaching(
+async def test_invalid_current_session_does_not_prevent_other_streams(
     flow: FlowServer, session_id: str
 ) -> None:
     here, there = await opened(flow), await opened(flow)
@@ -281,7 +281,7 @@ async def test_a_client_that_looks_at_nonsense_does_not_keep_others_from_attachi
 
 
 @contract("INV-23")
-async def test_the_server_leaves_only_after_the_last_client_with_grace_and_linger(
+async def test_server_exits_only_after_the_last_client_grace_and_linger(
     flow: FlowServer,
 ) -> None:
     here, there = await opened(flow), await opened(flow)
@@ -290,13 +290,13 @@ async def test_the_server_leaves_only_after_the_last_client_with_grace_and_linge
             pass
         await detached(flow, here)
         flow.clock.advance(3600)
-        await flow.settle()
+        await flow.run_ready()
         assert not flow.left.is_set()
         assert await is_open(there)
     await detached(flow, there)
     flow.clock.advance(DETACH_GRACE_S)
     await closed(flow, there)
-    await flow.settle()
+    await flow.run_ready()
     flow.clock.advance(59.9)
     assert not flow.left.is_set()
     flow.clock.advance(0.2)

@@ -1,4 +1,4 @@
-"""Configuration over the wire: what a client sets, every client sees, and nobody sees a key."""
+"""Configuration over HTTP: a change is visible to every client, and keys are never shown."""
 
 import json
 from pathlib import Path
@@ -35,13 +35,13 @@ async def shown(client: Client, remote: RemoteWorkspace) -> Workspace:
     return await client.ask("GET", remote.path(), Workspace)
 
 
-async def test_what_one_client_sets_every_client_of_every_workspace_is_told_and_sees(
+async def test_user_setting_is_published_to_clients_of_every_workspace(
     flow: FlowServer,
 ) -> None:
     here, there = await opened(flow), await opened(flow, "other")
     async with open_events(flow, here) as near, open_events(flow, there) as far:
-        wish = SetConfig(0, "options.tui.transparent", value=True)
-        await here.client.request("POST", here.path("/config/set"), wish)
+        change = SetConfig(0, "options.tui.transparent", value=True)
+        await here.client.request("POST", here.path("/config/set"), change)
         await near.until(b"config_changed")
         await far.until(b"config_changed")
     for remote in (here, there):
@@ -49,7 +49,7 @@ async def test_what_one_client_sets_every_client_of_every_workspace_is_told_and_
         assert config.options.tui.transparent is True
 
 
-async def test_what_is_set_for_one_workspace_stays_there_and_survives_the_server(
+async def test_workspace_setting_stays_in_its_workspace_and_survives_a_restart(
     tmp_path: Path, kind: str
 ) -> None:
     async with open_flow(tmp_path, kind) as flow:
@@ -60,12 +60,12 @@ async def test_what_is_set_for_one_workspace_stays_there_and_survives_the_server
     async with open_flow(tmp_path, kind) as flow:
         here = await opened(flow)
         assert here.info.config.options.tui.compact_mode is True
-        wish = RemoveConfig(1, "options.tui.compact_mode")
-        await here.client.request("POST", here.path("/config/remove"), wish)
+        change = RemoveConfig(1, "options.tui.compact_mode")
+        await here.client.request("POST", here.path("/config/remove"), change)
         assert (await shown(here.client, here)).config.options.tui.compact_mode is False
 
 
-async def test_a_chosen_model_is_in_the_config_and_proposed_as_the_small_one(
+async def test_selected_model_is_in_the_config_and_the_default_small_model(
     flow: FlowServer,
 ) -> None:
     here = await opened(flow)
@@ -81,13 +81,11 @@ async def test_a_chosen_model_is_in_the_config_and_proposed_as_the_small_one(
 @pytest.mark.parametrize(
     ("kind_", "key"), [("string", SECRET), ("oauth", {"access_token": SECRET, "expires_in": 60})]
 )
-async def test_a_key_that_is_kept_is_never_shown_again(
-    flow: FlowServer, kind_: str, key: object
-) -> None:
+async def test_stored_key_is_never_returned(flow: FlowServer, kind_: str, key: object) -> None:
     here = await opened(flow)
     async with open_events(flow, here) as stream:
-        wish = SetProviderKey(0, "my.provider", kind_, key)
-        await here.client.request("POST", here.path("/config/provider-key"), wish)
+        change = SetProviderKey(0, "my.provider", kind_, key)
+        await here.client.request("POST", here.path("/config/provider-key"), change)
         seen = await stream.until(b"config_changed")
     kept = json.loads((flow.folder / "data" / "config.json").read_text())
     assert SECRET in json.dumps(kept["providers"]["my.provider"])
@@ -100,7 +98,7 @@ async def test_a_key_that_is_kept_is_never_shown_again(
 
 
 @contract("EXC-21")
-async def test_a_model_that_a_client_names_is_asked_with_the_key_it_gave_and_no_other_sees_it(
+async def test_model_set_by_a_client_gets_its_key_and_the_key_stays_hidden(
     flow: FlowServer,
 ) -> None:
     here = await opened(flow)
@@ -108,12 +106,12 @@ async def test_a_model_that_a_client_names_is_asked_with_the_key_it_gave_and_no_
     async with open_model_server(script) as model, open_events(flow, here) as stream:
         provider = {"type": "openai-compat", "base_url": model.url}
         selected = SelectedModel("demo-1", "demo")
-        for path, wish in (
+        for path, change in (
             ("set", SetConfig(0, "providers.demo", provider)),
             ("provider-key", SetProviderKey(0, "demo", "string", SECRET)),
             ("model", SetModel(0, "large", selected)),
         ):
-            await here.client.request("POST", here.path(f"/config/{path}"), wish)
+            await here.client.request("POST", here.path(f"/config/{path}"), change)
         info = await here.client.ask("GET", here.path("/agent"), AgentInfo)
         assert (info.is_ready, info.model_cfg) == (True, selected)
         session = await here.create_session("s")
@@ -127,7 +125,7 @@ async def test_a_model_that_a_client_names_is_asked_with_the_key_it_gave_and_no_
 
 @contract("EXC-24")
 @pytest.mark.parametrize(
-    ("route", "body", "words"),
+    ("route", "body", "text"),
     [
         ("set", {"scope": 0, "key": "options.tui.transparent", "value": "yes"}, "transparent"),
         ("set", {"scope": 0, "key": "options", "value": [1]}, "$.options"),
@@ -143,19 +141,19 @@ async def test_a_model_that_a_client_names_is_asked_with_the_key_it_gave_and_no_
         ("provider-key", {"provider_id": "p", "kind": "oauth", "api_key": 7}, "object"),
     ],
 )  # fmt: skip
-async def test_a_change_that_does_not_fit_is_refused_and_nothing_changed(
-    flow: FlowServer, route: str, body: dict[str, object], words: str
+async def test_invalid_config_change_is_400_and_changes_nothing(
+    flow: FlowServer, route: str, body: dict[str, object], text: str
 ) -> None:
     here = await opened(flow)
     before = await here.client.request("GET", here.path("/config"))
     answer = await send(flow, "POST", here.path(f"/config/{route}"), body)
     assert answer.status == 400
-    assert words in cast("dict[str, str]", answer.json())["message"]
+    assert text in cast("dict[str, str]", answer.json())["message"]
     assert await here.client.request("GET", here.path("/config")) == before
     assert not (flow.folder / "data" / "config.json").exists()
 
 
-async def test_a_document_that_somebody_broke_does_not_keep_a_workspace_from_opening(
+async def test_broken_config_document_does_not_prevent_opening_a_workspace(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)

@@ -1,4 +1,4 @@
-"""Files that people write while the server runs: seen, told and shown; a mistake is kept out."""
+"""Configuration files that change while the server runs; files with errors are ignored."""
 
 import json
 from collections.abc import Mapping
@@ -9,268 +9,268 @@ import pytest
 from culm.client.stream import ServerEvent
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply
-from tests.flow.conftest import open_flow
-from tests.flow.drive import closed
-from tests.flow.probes import Gate, Probe, calling, script
-from tests.flow.runs import Heard, open_heard
-from tests.flow.written import (
-    Watched,
+from tests.flow.config_files import (
+    ConfigClock,
     changes,
     config_of,
     notices,
-    open_written,
+    open_configured,
     provider,
     shown,
     write,
 )
+from tests.flow.conftest import open_flow
+from tests.flow.drive import closed
+from tests.flow.probes import Gate, Probe, calling, script
+from tests.flow.runs import ReceivedEvents, open_received
 from tests.support import contract
 
-GLASS: Mapping[str, object] = {"options": {"tui": {"transparent": True}}}
-WALL: Mapping[str, object] = {"options": {"tui": {"transparent": False, "diff_mode": "split"}}}
+TRANSPARENT: Mapping[str, object] = {"options": {"tui": {"transparent": True}}}
+SPLIT: Mapping[str, object] = {"options": {"tui": {"transparent": False, "diff_mode": "split"}}}
 
 
-async def told_of_change(heard: Heard, times: int) -> None:
-    """Wait until a client was told so often; it knows no more than that."""
+async def until_config_changes(received: ReceivedEvents, times: int) -> None:
+    """Wait until a client has received this many `config_changed` events."""
 
-    def is_it(told: ServerEvent) -> bool:
-        return changes(heard) >= times
+    def is_it(_: ServerEvent) -> bool:
+        return changes(received) >= times
 
-    await heard.until(is_it)
+    await received.until(is_it)
 
 
-# --- the project's
+# --- the project file
 
 
 @contract("INV-68")
-async def test_a_project_file_that_comes_changes_and_goes_is_told_to_every_client_and_shown(
+async def test_changes_of_the_project_file_are_published_to_every_client(
     tmp_path: Path,
 ) -> None:
-    clock = Watched()
+    clock = ConfigClock()
     async with (
         open_model_server() as model,
-        open_written(tmp_path, model, None, clock=clock) as stage,
+        open_configured(tmp_path, model, None, clock=clock) as harness,
     ):
-        other = await (await stage.flow.client()).open_workspace(stage.flow.directory())
-        file = stage.flow.directory() / "culm.json"
-        async with open_heard(other, view="crush") as theirs:
+        other = await (await harness.flow.client()).open_workspace(harness.flow.directory())
+        file = harness.flow.directory() / "culm.json"
+        async with open_received(other, view="crush") as theirs:
             looks: list[tuple[bool, str]] = []
-            for n, content in enumerate((GLASS, WALL, None), start=1):
+            for n, content in enumerate((TRANSPARENT, SPLIT, None), start=1):
                 file.unlink() if content is None else write(file, content)
-                await clock.look()
-                await told_of_change(stage.heard, n)
-                await told_of_change(theirs, n)
-                tui = (await shown(stage)).options.tui
+                await clock.check_files()
+                await until_config_changes(harness.received, n)
+                await until_config_changes(theirs, n)
+                tui = (await shown(harness)).options.tui
                 looks.append((tui.transparent, tui.diff_mode))
             assert looks == [(True, ""), (False, "split"), (False, "")]
-            await stage.catch_up(theirs)
-            assert (changes(stage.heard), changes(theirs)) == (3, 3)
+            await harness.catch_up(theirs)
+            assert (changes(harness.received), changes(theirs)) == (3, 3)
 
 
 @contract("INV-68")
-async def test_a_client_that_was_away_while_a_file_changed_is_told_when_it_is_back(
+async def test_client_that_reconnects_receives_a_missed_config_change(
     tmp_path: Path,
 ) -> None:
-    clock = Watched()
+    clock = ConfigClock()
     async with (
         open_model_server() as model,
-        open_written(tmp_path, model, None, clock=clock) as stage,
+        open_configured(tmp_path, model, None, clock=clock) as harness,
     ):
-        cursor = (await stage.remote.snapshot()).cursor
-        write(stage.flow.directory() / "culm.json", GLASS)
-        await clock.look()
-        await told_of_change(stage.heard, 1)
-        async with open_heard(stage.remote, cursor=cursor) as back:
-            await told_of_change(back, 1)
+        cursor = (await harness.remote.snapshot()).cursor
+        write(harness.flow.directory() / "culm.json", TRANSPARENT)
+        await clock.check_files()
+        await until_config_changes(harness.received, 1)
+        async with open_received(harness.remote, cursor=cursor) as back:
+            await until_config_changes(back, 1)
 
 
-async def test_a_file_that_says_the_same_in_other_words_is_told_to_nobody(tmp_path: Path) -> None:
-    clock = Watched()
+async def test_file_with_equal_content_in_another_form_publishes_no_change(tmp_path: Path) -> None:
+    clock = ConfigClock()
     async with (
         open_model_server() as model,
-        open_written(tmp_path, model, None, clock=clock) as stage,
+        open_configured(tmp_path, model, None, clock=clock) as harness,
     ):
-        file = stage.flow.directory() / "culm.json"
-        for content in (json.dumps(GLASS), f"// Mine.\n{json.dumps(GLASS)}"):
+        file = harness.flow.directory() / "culm.json"
+        for content in (json.dumps(TRANSPARENT), f"// Mine.\n{json.dumps(TRANSPARENT)}"):
             write(file, content)
-            await clock.look()
-        await stage.catch_up()
-        assert changes(stage.heard) == 1
+            await clock.check_files()
+        await harness.catch_up()
+        assert changes(harness.received) == 1
 
 
-async def test_of_the_files_in_a_project_culm_json_has_the_last_word(tmp_path: Path) -> None:
-    clock = Watched()
+async def test_culm_json_overrides_the_other_project_files(tmp_path: Path) -> None:
+    clock = ConfigClock()
     async with (
         open_model_server() as model,
-        open_written(tmp_path, model, None, clock=clock) as stage,
+        open_configured(tmp_path, model, None, clock=clock) as harness,
     ):
         modes: list[str] = []
         for name in (".crush.json", "crush.json", ".culm.json", "culm.json"):
-            write(stage.flow.directory() / name, {"options": {"tui": {"diff_mode": name}}})
-            await clock.look()
-            modes.append((await shown(stage)).options.tui.diff_mode)
+            write(harness.flow.directory() / name, {"options": {"tui": {"diff_mode": name}}})
+            await clock.check_files()
+            modes.append((await shown(harness)).options.tui.diff_mode)
         assert modes == [".crush.json", "crush.json", ".culm.json", "culm.json"]
 
 
-# --- the user's
+# --- the user file
 
 
 @contract("INV-68")
-async def test_a_change_of_the_users_file_counts_in_every_workspace(tmp_path: Path) -> None:
-    clock = Watched()
+async def test_change_of_the_user_file_applies_to_every_workspace(tmp_path: Path) -> None:
+    clock = ConfigClock()
     async with (
         open_model_server() as model,
-        open_written(tmp_path, model, {}, clock=clock) as stage,
+        open_configured(tmp_path, model, {}, clock=clock) as harness,
     ):
-        there = await (await stage.flow.client()).open_workspace(stage.flow.directory("other"))
-        async with open_heard(there) as theirs:
-            write(tmp_path / "culm.json", GLASS)
-            await clock.look(workspaces=2)
-            await told_of_change(stage.heard, 1)
-            await told_of_change(theirs, 1)
-        assert (await shown(stage)).options.tui.transparent is True
+        there = await (await harness.flow.client()).open_workspace(harness.flow.directory("other"))
+        async with open_received(there) as theirs:
+            write(tmp_path / "culm.json", TRANSPARENT)
+            await clock.check_files(workspaces=2)
+            await until_config_changes(harness.received, 1)
+            await until_config_changes(theirs, 1)
+        assert (await shown(harness)).options.tui.transparent is True
 
 
 @contract("CFG-3")
-async def test_a_running_turn_keeps_the_model_it_began_with_and_the_next_prompt_has_the_new_one(
+async def test_running_turn_keeps_its_model_and_the_next_prompt_uses_the_new_one(
     tmp_path: Path,
 ) -> None:
-    clock, gate = Watched(), Gate()
+    clock, gate = ConfigClock(), Gate()
     first = Reply(deltas=["Let ", "me ", "look."], hold_after=1, calls=calling("wait").calls)
     async with (
         open_model_server(script(first, then="From the old.")) as old,
         open_model_server(script(then="From the new.")) as new,
-        open_written(
+        open_configured(
             tmp_path,
             old,
             config_of({"old": provider(old.url)}),
             clock=clock,
             tools=[Probe("wait", gate.pass_through)],
-        ) as stage,
+        ) as harness,
     ):
-        begun = await stage.prompt("One.")
-        await stage.heard.text("Let")
+        run_id = await harness.prompt("One.")
+        await harness.received.text("Let")
         write(tmp_path / "culm.json", config_of({"new": provider(new.url)}))
-        await clock.look()
-        await told_of_change(stage.heard, 1)
-        assert (await shown(stage)).models["large"].provider == "new"
+        await clock.check_files()
+        await until_config_changes(harness.received, 1)
+        assert (await shown(harness)).models["large"].provider == "new"
         old.release()
         gate.release()
-        assert (await stage.heard.complete(begun)).text == "From the old."
-        assert (await stage.heard.complete(await stage.prompt("Two."))).text == "From the new."
-        assert len(stage.seen()) == 2
-        answers = [m for m in await stage.messages() if m.role == "assistant"]
+        assert (await harness.received.complete(run_id)).text == "From the old."
+        assert (
+            await harness.received.complete(await harness.prompt("Two."))
+        ).text == "From the new."
+        assert len(harness.seen()) == 2
+        answers = [m for m in await harness.messages() if m.role == "assistant"]
         assert [m.provider for m in answers] == ["old", "old", "new"]
 
 
-# --- mistakes
+# --- errors
 
 
-MISTAKES = {
+ERRORS = {
     "not JSON": ('{\n  "options": {,}\n}', ":2: not valid JSON"),
-    "no object": ("[1]", ":1: a JSON object is wanted"),
+    "no object": ("[1]", ":1: expected a JSON object"),
     "an unknown key": (
         '{\n\n  "modles": {}\n}',
         ":3: modles: unknown key (did you mean 'models'?)",
     ),
     "a wrong type": (
         '{"options": {\n"tui": {"transparent": "yes"}}}',
-        ":2: options.tui.transparent: true or false is wanted, not a string",
+        ":2: options.tui.transparent: expected true or false, got a string",
     ),
     "not UTF-8": ("\ud800", "not UTF-8"),
 }
 
 
 @contract("CFG-2")
-@pytest.mark.parametrize("place", ["project", "."], ids=["the project's", "the user's"])
-@pytest.mark.parametrize(("broken", "words"), MISTAKES.values(), ids=list(MISTAKES))
-async def test_a_mistake_is_named_with_file_line_and_key_and_the_last_good_content_counts(
-    tmp_path: Path, place: str, broken: str, words: str
+@pytest.mark.parametrize("folder", ["project", "."], ids=["the project's", "the user's"])
+@pytest.mark.parametrize(("broken", "text"), ERRORS.values(), ids=list(ERRORS))
+async def test_config_error_names_file_line_key_and_the_last_good_content_is_used(
+    tmp_path: Path, folder: str, broken: str, text: str
 ) -> None:
-    clock = Watched()
+    clock = ConfigClock()
     async with (
         open_model_server() as model,
-        open_written(tmp_path, model, {}, clock=clock) as stage,
+        open_configured(tmp_path, model, {}, clock=clock) as harness,
     ):
-        file = tmp_path / place / "culm.json"
-        write(file, GLASS)
-        await clock.look()
+        file = tmp_path / folder / "culm.json"
+        write(file, TRANSPARENT)
+        await clock.check_files()
         file.write_bytes(broken.encode(errors="surrogatepass"))
-        await clock.look()
-        assert (await shown(stage)).options.tui.transparent is True
-        what, advice = await notices(stage)
+        await clock.check_files()
+        assert (await shown(harness)).options.tui.transparent is True
+        what, advice = await notices(harness)
         assert what.startswith(f"{file}:")
-        assert words in what
-        assert advice == f"{file} is to be mended; until then it counts as it was before"
-        await stage.catch_up()
-        assert changes(stage.heard) == 1
-        write(file, WALL)
-        await clock.look()
-        assert (await shown(stage)).options.tui.diff_mode == "split"
-        assert await notices(stage) == []
+        assert text in what
+        assert advice == f"{file} has errors; until they are fixed, its last valid content is used"
+        await harness.catch_up()
+        assert changes(harness.received) == 1
+        write(file, SPLIT)
+        await clock.check_files()
+        assert (await shown(harness)).options.tui.diff_mode == "split"
+        assert await notices(harness) == []
 
 
-async def test_of_a_file_that_never_was_good_nothing_counts_and_everything_works(
+async def test_file_that_was_never_valid_is_ignored(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "project").mkdir()
     write(tmp_path / "project" / "culm.json", '{"options": {"tui": {"transparent": true}}')
     async with open_model_server(script()) as model:
         config = config_of({"demo": provider(model.url)})
-        async with open_written(tmp_path, model, config) as stage:
-            assert (await shown(stage)).options.tui.transparent is False
-            assert "until then nothing in it counts" in (await notices(stage))[-1]
-            assert (await stage.heard.complete(await stage.prompt("Hi."))).text == "Fine."
+        async with open_configured(tmp_path, model, config) as harness:
+            assert (await shown(harness)).options.tui.transparent is False
+            assert "until they are fixed, it is ignored" in (await notices(harness))[-1]
+            assert (await harness.received.complete(await harness.prompt("Hi."))).text == "Fine."
 
 
-async def test_a_mistake_in_the_users_file_takes_the_model_from_nobody(tmp_path: Path) -> None:
-    clock = Watched()
+async def test_error_in_the_user_file_keeps_the_last_valid_model(tmp_path: Path) -> None:
+    clock = ConfigClock()
     async with open_model_server(script()) as model:
         config = config_of({"demo": provider(model.url)})
-        async with open_written(tmp_path, model, config, clock=clock) as stage:
+        async with open_configured(tmp_path, model, config, clock=clock) as harness:
             write(tmp_path / "culm.json", '{"models": {')
-            await clock.look()
-            assert (await stage.heard.complete(await stage.prompt("Hi."))).text == "Fine."
+            await clock.check_files()
+            assert (await harness.received.complete(await harness.prompt("Hi."))).text == "Fine."
 
 
-async def test_a_file_that_is_not_one_is_named_and_nothing_else_happens(tmp_path: Path) -> None:
-    clock = Watched()
+async def test_config_path_that_is_a_directory_is_reported_and_ignored(tmp_path: Path) -> None:
+    clock = ConfigClock()
     async with (
         open_model_server() as model,
-        open_written(tmp_path, model, None, clock=clock) as stage,
+        open_configured(tmp_path, model, None, clock=clock) as harness,
     ):
-        (stage.flow.directory() / "culm.json").mkdir()
-        await clock.look()
-        assert "cannot be read" in (await notices(stage))[0]
-        assert (await shown(stage)).models["large"].provider == "offline"
+        (harness.flow.directory() / "culm.json").mkdir()
+        await clock.check_files()
+        assert "cannot be read" in (await notices(harness))[0]
+        assert (await shown(harness)).models["large"].provider == "offline"
 
 
 @pytest.mark.parametrize("whose", ["the project", "the user"])
-async def test_a_file_that_says_more_than_can_be_shown_is_ignored_and_told(
-    tmp_path: Path, whose: str
-) -> None:
-    clock = Watched()
+async def test_too_large_config_file_is_ignored_and_reported(tmp_path: Path, whose: str) -> None:
+    clock = ConfigClock()
     async with (
         open_model_server() as model,
-        open_written(tmp_path, model, GLASS, clock=clock) as stage,
+        open_configured(tmp_path, model, TRANSPARENT, clock=clock) as harness,
     ):
-        directory = tmp_path if whose == "the user" else stage.flow.directory()
+        directory = tmp_path if whose == "the user" else harness.flow.directory()
         write(directory / "culm.json", {"options": {"tui": {"diff_mode": "x" * 262_080}}})
-        await clock.look()
-        tui = (await shown(stage)).options.tui
+        await clock.check_files()
+        tui = (await shown(harness)).options.tui
         assert (tui.transparent, tui.diff_mode) == (True, "")
-        assert any("bytes" in notice for notice in await notices(stage))
-        again = await (await stage.flow.client()).open_workspace(stage.flow.directory())
-        assert again.id == stage.remote.id
+        assert any("bytes" in notice for notice in await notices(harness))
+        again = await (await harness.flow.client()).open_workspace(harness.flow.directory())
+        assert again.id == harness.remote.id
 
 
 @contract("CFG-2")
-async def test_a_mistake_in_the_users_file_sends_nobody_elsewhere_when_the_workspace_opens_anew(
+async def test_error_in_the_user_file_keeps_the_model_when_reopening(
     tmp_path: Path,
 ) -> None:
     config = config_of({"demo": provider("http://127.0.0.1:1/v1")})
     async with open_flow(tmp_path, "unix", config=config) as flow:
         client = await flow.client()
-        await client.open_workspace(flow.directory("elsewhere"))  # So that the server stays.
+        await client.open_workspace(flow.directory("elsewhere"))  # Keeps the server running.
         before = await client.open_workspace(flow.directory())
         write(tmp_path / "culm.json", {**config, "optoins": {}})
         await before.release()
@@ -279,4 +279,4 @@ async def test_a_mistake_in_the_users_file_sends_nobody_elsewhere_when_the_works
         assert after.config.models["large"].provider == "demo"
         what, advice = after.notices
         assert "optoins: unknown key (did you mean 'options'?)" in what
-        assert advice.endswith("is to be mended; until then it counts as it was before")
+        assert advice.endswith("has errors; until they are fixed, its last valid content is used")

@@ -1,4 +1,4 @@
-"""One connection's bounds: no head escapes them, no legal request suffers from them."""
+"""Limits of one connection; valid requests are not affected by them."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ FIELDS = b"".join(b"X-%d: %b\r\n" % (n, b"x" * 30_000) for n in range(4))
 
 
 @pytest.mark.parametrize("before", [b"", b"\r\n\r\n", b"\r\n" * 100], ids=["no", "two", "many"])
-async def test_a_head_after_empty_lines_is_bounded_like_any_other(
+async def test_request_head_after_empty_lines_is_limited_like_any_other(
     flow: FlowServer, before: bytes
 ) -> None:
     async with asyncio.timeout(WAIT_S):
@@ -27,7 +27,7 @@ async def test_a_head_after_empty_lines_is_bounded_like_any_other(
         writer.close()
 
 
-async def test_empty_lines_do_not_stop_the_clock_of_the_first_head(
+async def test_empty_lines_do_not_stop_the_deadline_of_the_first_head(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "HEAD_S", 0.1)
@@ -38,7 +38,7 @@ async def test_empty_lines_do_not_stop_the_clock_of_the_first_head(
         writer.close()
 
 
-async def test_a_large_body_behind_a_head_that_came_early_is_not_taken_for_a_head(
+async def test_large_body_after_an_early_head_is_not_parsed_as_a_head(
     flow: FlowServer,
 ) -> None:
     remote = await (await flow.client()).open_workspace(flow.directory())
@@ -56,7 +56,7 @@ async def test_a_large_body_behind_a_head_that_came_early_is_not_taken_for_a_hea
         writer.close()
 
 
-async def test_nothing_is_kept_of_what_a_client_sends_behind_its_stream(flow: FlowServer) -> None:
+async def test_bytes_sent_after_a_stream_request_are_ignored(flow: FlowServer) -> None:
     remote = await (await flow.client()).open_workspace(flow.directory())
     target = remote.path(f"/events?client_id={remote.client.id}&view=delta")
     async with asyncio.timeout(WAIT_S):
@@ -70,7 +70,7 @@ async def test_nothing_is_kept_of_what_a_client_sends_behind_its_stream(flow: Fl
         writer.close()
 
 
-async def test_an_answer_that_nobody_reads_is_let_go(
+async def test_connection_with_an_unread_answer_is_closed(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "STALL_S", 0.1)
@@ -79,7 +79,7 @@ async def test_an_answer_that_nobody_reads_is_let_go(
         for number in range(100):
             await remote.create_session(f"{number} " + "x" * 9_900)
         _, writer = await connect(flow.server.addresses[0])
-        await remote.sessions()  # The server has its end of the connection by now.
+        await remote.sessions()  # The server has accepted the connection by now.
         open_before = descriptors()
         writer.write(request_bytes(flow, "GET", remote.path("/sessions"), {}) * 20)
         await until(lambda: descriptors() < open_before)
@@ -87,11 +87,11 @@ async def test_an_answer_that_nobody_reads_is_let_go(
 
 
 def descriptors() -> int:
-    """How many this process has open, both ends of every connection among them."""
+    """The number of open descriptors of this process, with both ends of every connection."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_strangers_on_tcp_take_no_room_from_the_socket(
+async def test_tcp_connection_limit_does_not_affect_the_unix_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "CONNECTIONS_MAX", 3)
@@ -99,13 +99,13 @@ async def test_strangers_on_tcp_take_no_room_from_the_socket(
     async with open_flow(tmp_path, "both") as flow, asyncio.timeout(WAIT_S):
         unix, tcp = flow.server.addresses
         strangers = [await connect(tcp) for _ in range(4)]
-        assert await strangers[-1][0].read() == b""  # The fourth is turned away.
+        assert await strangers[-1][0].read() == b""  # The fourth is refused.
         assert (await send(flow, "GET", "/v1/health", address=unix)).status == 200
         for _, writer in strangers:
             writer.close()
 
 
-async def test_a_stream_is_still_there_while_a_head_is_refused_elsewhere(flow: FlowServer) -> None:
+async def test_stream_continues_while_a_request_head_is_refused_elsewhere(flow: FlowServer) -> None:
     remote = await (await flow.client()).open_workspace(flow.directory())
     async with open_events(flow, remote) as stream:
         answer = await send(flow, "GET", "/v1/health", headers={"X": "x" * HEAD_BYTES_MAX})

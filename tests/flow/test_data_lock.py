@@ -1,4 +1,4 @@
-"""Whose files they are: one lock per data directory, and a schema that is not ours to touch."""
+"""One lock per data directory, and databases of a newer schema."""
 
 import asyncio
 import shutil
@@ -15,13 +15,13 @@ from tests.support import contract
 
 
 @contract("INV-28", "EXC-24")
-async def test_a_data_directory_held_by_another_process_is_refused_with_its_owner(
+async def test_data_directory_locked_by_another_process_is_409_with_its_pid(
     flow: FlowServer,
 ) -> None:
     root = flow.folder / "own"
     client = await flow.client()
-    async with second_process(root) as (pid, said):
-        assert said == "held"
+    async with second_process(root) as (pid, output):
+        assert output == "held"
         with pytest.raises(RequestRefused, match=rf"{root}.*pid {pid}\b") as refused:
             await client.open_workspace(flow.directory(), data_dir=str(root))
         assert (refused.value.status, refused.value.code) == (409, "data_locked")
@@ -31,18 +31,18 @@ async def test_a_data_directory_held_by_another_process_is_refused_with_its_owne
 
 
 @contract("INV-28")
-async def test_a_second_process_cannot_take_what_this_one_holds_and_is_told_so(
+async def test_second_process_cannot_lock_a_data_directory_in_use(
     flow: FlowServer,
 ) -> None:
     root = flow.folder / "own"
     client = await flow.client()
     await client.open_workspace(flow.directory(), data_dir=str(root))
-    async with second_process(root) as (_, said):
-        assert said.startswith(f"data directory {root} is in use by another process (pid ")
+    async with second_process(root) as (_, output):
+        assert output.startswith(f"data directory {root} is in use by another process (pid ")
 
 
 @contract("INV-28")
-async def test_one_process_opens_a_data_directory_repeatedly_until_its_last_release(
+async def test_data_directory_is_unlocked_after_its_last_workspace_closes(
     flow: FlowServer,
 ) -> None:
     client = await flow.client()
@@ -51,12 +51,12 @@ async def test_one_process_opens_a_data_directory_repeatedly_until_its_last_rele
     two = await client.open_workspace(flow.directory("two"), data_dir=root)
     await one.release()
     await closed(flow, one)
-    await flow.settle()
+    await flow.run_ready()
     assert is_locked(flow.folder / "own")
     await two.release()
     await until(lambda: not is_locked(flow.folder / "own"))
-    async with second_process(flow.folder / "own") as (_, said):
-        assert said == "held"
+    async with second_process(flow.folder / "own") as (_, output):
+        assert output == "held"
     assert (flow.folder / "own" / "culm.lock").exists()
 
 
@@ -66,15 +66,15 @@ async def test_culm_no_lock_bypasses_the_lock_of_another_process(
     tmp_path: Path, kind: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CULM_NO_LOCK", value)
-    async with second_process(tmp_path / "data") as (_, said):
-        assert said == "held"
+    async with second_process(tmp_path / "data") as (_, output):
+        assert output == "held"
         async with open_flow(tmp_path, kind) as flow:
             remote = await (await flow.client()).open_workspace(flow.directory())
             await remote.create_session("written all the same")
 
 
 @contract("EXC-24")
-async def test_a_database_of_a_newer_culm_is_refused_clearly_and_left_alone(
+async def test_database_with_a_newer_schema_is_refused_and_unchanged(
     flow: FlowServer,
 ) -> None:
     client = await flow.client()
@@ -86,7 +86,7 @@ async def test_a_database_of_a_newer_culm_is_refused_clearly_and_left_alone(
     set_schema(file, 999)
     before = file.read_bytes()
     with pytest.raises(
-        RequestRefused, match=r"newer culm \(schema 999, this one knows \d+\)"
+        RequestRefused, match=r"newer culm \(schema 999, this version supports \d+\)"
     ) as refused:
         await client.open_workspace(flow.directory())
     assert (refused.value.status, refused.value.code) == (500, "schema_too_new")
@@ -106,25 +106,25 @@ def set_schema(file: Path, version: int) -> None:
 
 
 @contract("INV-28")
-async def test_a_workspace_with_its_own_data_dir_needs_nothing_of_the_servers(
+async def test_workspace_with_its_own_data_dir_does_not_need_the_servers(
     flow: FlowServer,
 ) -> None:
     client = await flow.client()
-    async with second_process(flow.folder / "data") as (_, said):
-        assert said == "held"
+    async with second_process(flow.folder / "data") as (_, output):
+        assert output == "held"
         root = str(flow.folder / "own")
         remote = await client.open_workspace(flow.directory(), data_dir=root)
         assert await remote.sessions() == []
 
 
 @contract("INV-28")
-async def test_a_fresh_server_opens_a_workspace_with_its_own_data_dir(flow: FlowServer) -> None:
+async def test_fresh_server_opens_a_workspace_with_its_own_data_dir(flow: FlowServer) -> None:
     client = await flow.client()
     remote = await client.open_workspace(flow.directory(), data_dir=str(flow.folder / "own"))
     assert await remote.sessions() == []
 
 
-async def test_after_the_data_directory_was_removed_nothing_more_is_acknowledged(
+async def test_writes_fail_after_the_data_directory_was_removed(
     flow: FlowServer,
 ) -> None:
     remote = await (await flow.client()).open_workspace(flow.directory())

@@ -1,4 +1,4 @@
-"""A client that takes its time over a request does not take ours."""
+"""Deadlines for slow requests."""
 
 import asyncio
 import contextlib
@@ -16,16 +16,16 @@ from tests.support import WAIT_S
 pytestmark = pytest.mark.sockets
 
 
-def here(flow: FlowServer) -> Address:
+def address_of(flow: FlowServer) -> Address:
     return flow.server.addresses[0]
 
 
-async def test_a_head_that_never_ends_is_cut_off_and_others_are_served(
+async def test_unfinished_request_head_is_closed_and_others_are_served(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "HEAD_S", 0.2)
     async with open_flow(tmp_path, kind) as flow, asyncio.timeout(WAIT_S):
-        slow = [await connect(here(flow)) for _ in range(50)]
+        slow = [await connect(address_of(flow)) for _ in range(50)]
         for _, writer in slow:
             writer.write(b"GET /v1/health HTTP/1.1\r\nHost:")
         await (await flow.client()).health()
@@ -35,12 +35,12 @@ async def test_a_head_that_never_ends_is_cut_off_and_others_are_served(
             writer.close()
 
 
-async def test_a_connection_that_spoke_in_time_is_kept_past_the_deadline(
+async def test_connection_with_a_timely_request_outlives_the_head_deadline(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "HEAD_S", 1.0)
     async with open_flow(tmp_path, kind) as flow, asyncio.timeout(WAIT_S):
-        reader, writer = await connect(here(flow))
+        reader, writer = await connect(address_of(flow))
         for _ in range(3):
             writer.write(request_bytes(flow, "GET", "/v1/health", {}))
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
@@ -48,12 +48,12 @@ async def test_a_connection_that_spoke_in_time_is_kept_past_the_deadline(
         writer.close()
 
 
-async def test_a_body_that_never_ends_is_answered_408_and_nothing_is_created(
+async def test_unfinished_body_is_408_and_creates_nothing(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(problems, "BODY_S", 0.2)
     async with open_flow(tmp_path, kind) as flow, asyncio.timeout(WAIT_S):
-        reader, writer = await connect(here(flow))
+        reader, writer = await connect(address_of(flow))
         writer.write(request_bytes(flow, "POST", "/v1/workspaces", {"Content-Length": "1000"}))
         writer.write(b'{"path": "/x", "client_id": "%b"' % Ids().client().encode())
         assert b"408" in await reader.readuntil(b"\r\n")
@@ -61,16 +61,16 @@ async def test_a_body_that_never_ends_is_answered_408_and_nothing_is_created(
         assert flow.server.registry.list() == []
 
 
-async def test_one_connection_too_many_is_closed_and_those_there_go_on(
+async def test_connection_beyond_the_limit_is_closed_and_the_others_continue(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "CONNECTIONS_MAX", 2)
     async with open_flow(tmp_path, kind) as flow, asyncio.timeout(WAIT_S):
-        first, second = await connect(here(flow)), await connect(here(flow))
+        first, second = await connect(address_of(flow)), await connect(address_of(flow))
         for reader, writer in (first, second):
             writer.write(request_bytes(flow, "GET", "/v1/health", {}))
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
-        reader, writer = await connect(here(flow))
+        reader, writer = await connect(address_of(flow))
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
         writer.close()

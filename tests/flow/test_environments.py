@@ -1,4 +1,4 @@
-"""Whose environment counts: of those who have a workspace open, the first; else whoever comes."""
+"""The environment of a workspace: that of its first client, until the workspace is idle."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from culm.client.workspace import RemoteWorkspace
 from culm.testing.model_server import ModelServer, open_model_server
+from tests.flow.config_files import config_of, provider
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import closed, held_database, until
 from tests.flow.probes import Gate, Probe, calling, script
-from tests.flow.runs import open_heard
-from tests.flow.written import config_of, provider
+from tests.flow.runs import open_received
 from tests.support import contract
 
 NAME = "MY_KEY"
@@ -19,7 +19,7 @@ NAME = "MY_KEY"
 
 @asynccontextmanager
 async def open_keyed(folder: Path, model: ModelServer, *tools: Probe) -> AsyncGenerator[FlowServer]:
-    """A server whose provider's key is what a client has in its environment."""
+    """A server whose provider key comes from the environment of a client."""
     config = config_of({"demo": provider(model.url, f"${{{NAME}:-nobody's}}")})
     given = {tool.name: tool for tool in tools}
     async with open_flow(folder, "unix", config=config, tools=given) as flow:
@@ -27,22 +27,22 @@ async def open_keyed(folder: Path, model: ModelServer, *tools: Probe) -> AsyncGe
 
 
 async def open_with(flow: FlowServer, key: str = "") -> RemoteWorkspace:
-    """Another client opens the workspace, from a shell that has this key."""
+    """Open the workspace with another client whose environment has this key."""
     env = {NAME: key} if key else {}
     return await (await flow.client()).open_workspace(flow.directory(), env=env)
 
 
 async def key_used(remote: RemoteWorkspace, model: ModelServer) -> str:
-    """The key with which a prompt is asked."""
+    """The key that the model receives for a prompt."""
     session = await remote.create_session("unnamed")
-    async with open_heard(remote) as heard:
+    async with open_received(remote) as received:
         await remote.prompt(session.id, "Hi.", run_id=session.id)
-        await heard.complete(session.id)
+        await received.complete(session.id)
     return model.requests[-1].headers["Authorization"].removeprefix("Bearer ")
 
 
 @contract("INV-7")
-async def test_an_environment_that_comes_while_the_workspace_opens_counts(tmp_path: Path) -> None:
+async def test_environment_sent_while_the_workspace_opens_is_used(tmp_path: Path) -> None:
     async with open_model_server(script()) as model, open_keyed(tmp_path, model) as flow:
         before = await open_with(flow)
         await before.release()
@@ -50,25 +50,25 @@ async def test_an_environment_that_comes_while_the_workspace_opens_counts(tmp_pa
         async with asyncio.TaskGroup() as tasks:
             with held_database(tmp_path / "data", flow.directory()):
                 opening = tasks.create_task(open_with(flow), name="without")
-                await flow.settle()
+                await flow.run_ready()
                 joining = tasks.create_task(open_with(flow, "mine"), name="with")
-                await flow.settle()
+                await flow.run_ready()
                 assert (opening.done(), joining.done()) == (False, False)
         assert await key_used(joining.result(), model) == "mine"
 
 
 @contract("INV-7")
-async def test_while_somebody_looks_the_first_environment_counts_whoever_joins(
+async def test_first_environment_is_kept_while_a_client_is_attached(
     tmp_path: Path,
 ) -> None:
     async with open_model_server(script()) as model, open_keyed(tmp_path, model) as flow:
         first = await open_with(flow, "first")
-        async with open_heard(first):
+        async with open_received(first):
             assert await key_used(await open_with(flow, "second"), model) == "first"
 
 
 @contract("INV-7")
-async def test_while_something_runs_the_first_environment_counts_whoever_joins(
+async def test_first_environment_is_kept_while_a_run_is_active(
     tmp_path: Path,
 ) -> None:
     gate = Gate()
@@ -85,7 +85,7 @@ async def test_while_something_runs_the_first_environment_counts_whoever_joins(
         gate.release()
 
 
-async def test_where_nobody_looks_and_nothing_runs_the_next_environment_counts(
+async def test_next_environment_is_used_when_the_workspace_is_idle(
     tmp_path: Path,
 ) -> None:
     async with open_model_server(script()) as model, open_keyed(tmp_path, model) as flow:
@@ -93,7 +93,7 @@ async def test_where_nobody_looks_and_nothing_runs_the_next_environment_counts(
         assert await key_used(await open_with(flow, "second"), model) == "second"
 
 
-async def test_who_brings_no_environment_has_the_one_that_was_brought_before(
+async def test_client_without_an_environment_keeps_the_previous_one(
     tmp_path: Path,
 ) -> None:
     async with open_model_server(script()) as model, open_keyed(tmp_path, model) as flow:

@@ -1,4 +1,4 @@
-"""What a stream says and how: both views, deltas, filters, heartbeats, the bytes themselves."""
+"""Event streams: both views, deltas, filters, heartbeats, the raw bytes."""
 
 import asyncio
 import sqlite3
@@ -37,7 +37,7 @@ async def opened(flow: FlowServer) -> RemoteWorkspace:
 
 
 async def drafted(flow: FlowServer, remote: RemoteWorkspace) -> tuple[Messages, Draft]:
-    """An open assistant message in a session of its own, durable already."""
+    """An open, durable assistant message in its own session."""
     session = await remote.create_session("s")
     messages = flow.workspace(remote.id).messages
     draft, durable = messages.open(session.id, model="m", provider="p")
@@ -46,34 +46,34 @@ async def drafted(flow: FlowServer, remote: RemoteWorkspace) -> tuple[Messages, 
 
 
 def texts(events: RawStream) -> list[str]:
-    """The whole texts that came with `message/updated`."""
+    """The complete texts of the `message/updated` events."""
     found: list[str] = []
-    for told in events.events():
-        if (told.type, told.op) == ("message", "updated"):
-            parts = told.read(Message).parts
+    for event in events.events():
+        if (event.type, event.op) == ("message", "updated"):
+            parts = event.read(Message).parts
             found.append("".join(p.data.text for p in parts if isinstance(p, TextPart)))
     return found
 
 
 def deltas(events: RawStream) -> list[MessageDelta]:
-    return [told.read(MessageDelta) for told in events.events() if told.type == "message_delta"]
+    return [event.read(MessageDelta) for event in events.events() if event.type == "message_delta"]
 
 
 @contract("INV-60")
-async def test_deltas_inside_one_window_give_the_crush_view_one_whole_message_at_its_end(
+async def test_deltas_in_one_window_are_one_message_in_the_crush_view(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
     messages, draft = await drafted(flow, remote)
     async with open_events(flow, remote, view="crush") as events:
-        for word in ("one ", "two ", "three"):
-            messages.append(draft, 0, "text", word)
+        for text in ("one ", "two ", "three"):
+            messages.append(draft, 0, "text", text)
             flow.clock.advance(0.010)
-            await flow.settle()
+            await flow.run_ready()
         flow.clock.advance(WINDOW_S - 0.030 - 0.0001)
         session = await remote.create_session("a mark between")
         await events.until(session.id.encode())
-        assert texts(events) == [""]  # What it was told as it attached.
+        assert texts(events) == [""]  # The initial event of the stream.
         flow.clock.advance(0.0002)
         await events.until(b"one two three")
         flow.clock.advance(10 * WINDOW_S)
@@ -83,23 +83,23 @@ async def test_deltas_inside_one_window_give_the_crush_view_one_whole_message_at
 
 
 @contract("INV-60")
-async def test_deltas_in_two_windows_give_the_crush_view_two_messages(flow: FlowServer) -> None:
+async def test_deltas_in_two_windows_are_two_messages_in_the_crush_view(flow: FlowServer) -> None:
     remote = await opened(flow)
     messages, draft = await drafted(flow, remote)
     async with open_events(flow, remote, view="crush") as events:
-        for word in ("one ", "two"):
-            messages.append(draft, 0, "text", word)
+        for text in ("one ", "two"):
+            messages.append(draft, 0, "text", text)
             flow.clock.advance(WINDOW_S)
-            await events.until(word.encode())
+            await events.until(text.encode())
         await messages.finish(draft, Finish("end_turn", 1))
         await events.until(b"end_turn")
         flow.clock.advance(10 * WINDOW_S)
-        await flow.settle()
+        await flow.run_ready()
         assert texts(events) == ["", "one ", "one two", "one two"]
 
 
 @contract("INV-61")
-async def test_structural_changes_are_durable_and_told_without_waiting_for_a_window(
+async def test_structural_changes_are_durable_and_published_at_once(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -127,21 +127,21 @@ async def reasonings(remote: RemoteWorkspace, draft: Draft) -> list[ReasoningPar
 
 
 @contract("INV-62")
-async def test_a_message_that_grew_and_one_put_whole_end_in_the_same_stored_state(
+async def test_streamed_and_complete_messages_are_stored_identically(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
     messages, grown = await drafted(flow, remote)
     whole, _ = messages.open(grown.message.session_id, model="m", provider="p")
-    words = ["grüße ", "🌱" * 5000, " and ", "x" * 9000]
-    for word in words:
-        messages.append(grown, 0, "text", word)
+    pieces = ["grüße ", "🌱" * 5000, " and ", "x" * 9000]
+    for piece in pieces:
+        messages.append(grown, 0, "text", piece)
         flow.clock.advance(0.02)
         await asyncio.sleep(0)
     messages.append(grown, 1, "input", '{"a":')
     messages.append(grown, 1, "input", "1}")
     messages.put(grown, 1, ToolCallPart(ToolCall("c", "bash", '{"a":1}', finished=True)))
-    messages.put(whole, 0, TextPart(Text("".join(words))))
+    messages.put(whole, 0, TextPart(Text("".join(pieces))))
     messages.put(whole, 1, ToolCallPart(ToolCall("c", "bash", '{"a":1}', finished=True)))
     messages.finish(grown, Finish("tool_use", 9))
     await messages.finish(whole, Finish("tool_use", 9))
@@ -151,7 +151,7 @@ async def test_a_message_that_grew_and_one_put_whole_end_in_the_same_stored_stat
 
 
 @contract("INV-63")
-async def test_a_flush_waits_for_the_writes_in_flight_and_leaves_nothing_pending(
+async def test_flush_waits_for_pending_writes(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -160,7 +160,7 @@ async def test_a_flush_waits_for_the_writes_in_flight_and_leaves_nothing_pending
         with held_database(flow.folder / "data", flow.directory()):
             messages.append(draft, 0, "text", "kept")
             flushing = tasks.create_task(messages.flush())
-            await flow.settle()
+            await flow.run_ready()
             assert not flushing.done()
     stored = await flow.workspace(remote.id).store.read(chunk_texts)
     assert stored == ["kept"]
@@ -171,7 +171,7 @@ def chunk_texts(connection: sqlite3.Connection) -> list[str]:
 
 
 @contract("INV-64")
-async def test_a_deleted_message_is_not_resurrected_by_what_was_on_its_way(
+async def test_deleted_message_is_not_recreated_by_pending_deltas(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -199,7 +199,7 @@ async def test_a_deleted_message_is_not_resurrected_by_what_was_on_its_way(
 
 
 @contract("INV-64")
-async def test_a_deleted_session_is_not_resurrected_by_an_open_message(flow: FlowServer) -> None:
+async def test_deleted_session_is_not_recreated_by_an_open_message(flow: FlowServer) -> None:
     remote = await opened(flow)
     messages, draft = await drafted(flow, remote)
     messages.append(draft, 0, "text", "lost")
@@ -212,11 +212,11 @@ async def test_a_deleted_session_is_not_resurrected_by_an_open_message(flow: Flo
     async with open_events(flow, remote) as events:
         mark = await remote.create_session("mark")
         await events.until(mark.id.encode())
-        assert "message_snapshot" not in events.told()
+        assert "message_snapshot" not in events.types()
 
 
 @contract("INV-65")
-async def test_telling_never_waits_for_a_client_that_does_not_read(flow: FlowServer) -> None:
+async def test_publishing_does_not_wait_for_a_client_that_does_not_read(flow: FlowServer) -> None:
     remote = await opened(flow)
     messages, draft = await drafted(flow, remote)
     async with open_events(flow, remote, client_id=Ids().client()), open_events(flow, remote) as ok:
@@ -229,7 +229,7 @@ async def test_telling_never_waits_for_a_client_that_does_not_read(flow: FlowSer
 
 
 @contract("INV-66")
-async def test_every_stream_of_a_view_receives_every_event_in_the_same_bytes(
+async def test_every_stream_of_a_view_receives_identical_bytes(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -253,14 +253,14 @@ async def test_every_stream_of_a_view_receives_every_event_in_the_same_bytes(
                     flow.clock.advance(WINDOW_S)
             flow.clock.advance(HEARTBEAT_S)
             await remote.rename_session(mark.id, f"end of {view}")
-            told = [await events.until(f"end of {view}".encode()) for events in streams]
-            tails = {data.partition(mark.id.encode())[2] for data in told}
+            received = [await events.until(f"end of {view}".encode()) for events in streams]
+            tails = {data.partition(mark.id.encode())[2] for data in received}
             assert len(tails) == 1
             assert tails.pop().count(b"data: ") >= 9
 
 
 @contract("INV-66")
-async def test_events_without_any_stream_are_no_error(flow: FlowServer) -> None:
+async def test_events_without_a_stream_are_not_an_error(flow: FlowServer) -> None:
     remote = await opened(flow)
     messages, draft = await drafted(flow, remote)
     messages.append(draft, 0, "text", "unheard")
@@ -272,7 +272,7 @@ async def test_events_without_any_stream_are_no_error(flow: FlowServer) -> None:
 @contract("INV-66")
 @pytest.mark.parametrize("cursor", ["", "another.7"])
 @pytest.mark.parametrize("view", ["crush", "delta"])
-async def test_nothing_told_after_the_head_of_a_stream_misses_it_however_slow_the_disk(
+async def test_events_after_the_response_head_are_received_despite_a_slow_disk(
     flow: FlowServer, view: str, cursor: str
 ) -> None:
     remote = await opened(flow)
@@ -289,7 +289,7 @@ async def test_nothing_told_after_the_head_of_a_stream_misses_it_however_slow_th
 
 
 @contract("INV-67")
-async def test_a_type_that_crush_does_not_know_is_dropped_from_its_view_and_never_mapped(
+async def test_event_type_unknown_to_crush_is_omitted_from_its_view(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -302,12 +302,12 @@ async def test_a_type_that_crush_does_not_know_is_dropped_from_its_view_and_neve
         await store.append("run_complete", "updated", payload=b'{"run_id":"r2"}')
         for events in (crush, delta):
             await events.until(b'"r2"')
-        assert crush.told() == ["run_complete"]
-        assert delta.told() == ["run_changed", "run_complete"]
+        assert crush.types() == ["run_complete"]
+        assert delta.types() == ["run_changed", "run_complete"]
 
 
 @contract("EXC-13")
-async def test_the_crush_view_has_the_cursor_as_a_key_and_no_id_lines(flow: FlowServer) -> None:
+async def test_crush_view_has_the_cursor_as_a_key_and_no_id_lines(flow: FlowServer) -> None:
     remote = await opened(flow)
     async with (
         open_events(flow, remote, view="crush") as crush,
@@ -327,7 +327,7 @@ async def test_the_crush_view_has_the_cursor_as_a_key_and_no_id_lines(flow: Flow
 
 
 @contract("EXC-14")
-async def test_a_growing_message_costs_traffic_linear_in_its_length(flow: FlowServer) -> None:
+async def test_streaming_traffic_is_linear_in_the_message_length(flow: FlowServer) -> None:
     remote = await opened(flow)
     messages, draft = await drafted(flow, remote)
     async with open_events(flow, remote) as events:
@@ -344,12 +344,12 @@ async def test_a_growing_message_costs_traffic_linear_in_its_length(flow: FlowSe
 
 
 @contract("EXC-14")
-async def test_deltas_of_one_turn_of_the_loop_arrive_as_one(flow: FlowServer) -> None:
+async def test_deltas_of_one_loop_iteration_are_merged(flow: FlowServer) -> None:
     remote = await opened(flow)
     messages, draft = await drafted(flow, remote)
     async with open_events(flow, remote) as events:
-        for word in ("one ", "🌱 ", "three"):
-            messages.append(draft, 0, "text", word)
+        for text in ("one ", "🌱 ", "three"):
+            messages.append(draft, 0, "text", text)
         messages.append(draft, 1, "input", "{}")
         messages.append(draft, 0, "text", "!")
         await events.until(b'"input"')
@@ -358,7 +358,7 @@ async def test_deltas_of_one_turn_of_the_loop_arrive_as_one(flow: FlowServer) ->
 
 
 @contract("EXC-14")
-async def test_a_delta_is_not_told_before_the_durable_events_of_its_message(
+async def test_delta_is_published_after_the_durable_events_of_its_message(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -379,14 +379,14 @@ async def test_a_delta_is_not_told_before_the_durable_events_of_its_message(
         assert text_in(about[1]) == "first words"
 
 
-def text_in(told: ServerEvent) -> str:
-    first = told.read(Message).parts[0]
+def text_in(event: ServerEvent) -> str:
+    first = event.read(Message).parts[0]
     assert isinstance(first, TextPart)
     return first.data.text
 
 
 @contract("EXC-14")
-async def test_a_stream_can_be_narrowed_to_sessions_and_to_types(flow: FlowServer) -> None:
+async def test_stream_can_be_filtered_by_sessions_and_types(flow: FlowServer) -> None:
     remote = await opened(flow)
     one, two = await remote.create_session("one"), await remote.create_session("two")
     messages = flow.workspace(remote.id).messages
@@ -405,15 +405,15 @@ async def test_a_stream_can_be_narrowed_to_sessions_and_to_types(flow: FlowServe
         await narrow.until(b"the end")
         await two_types.until(b"the end")
         assert two.id.encode() not in session_one.seen
-        assert session_one.told().count("message_delta") == 1
+        assert session_one.types().count("message_delta") == 1
         assert {t.type for t in two_types.events()} == {"session", "message_delta"}
         assert one.id.encode() not in narrow.seen
-        assert set(narrow.told()) == {"session"}
+        assert set(narrow.types()) == {"session"}
 
 
 @contract("EXC-14")
 @pytest.mark.parametrize("query", ["types=session,nonsense", "view=other", "cursor=x"])
-async def test_a_wish_that_cannot_be_met_is_400_and_registers_nothing(
+async def test_invalid_stream_parameter_is_400_and_registers_nothing(
     flow: FlowServer, query: str
 ) -> None:
     remote = await opened(flow)
@@ -425,26 +425,26 @@ async def test_a_wish_that_cannot_be_met_is_400_and_registers_nothing(
 
 
 @contract("EXC-14")
-async def test_heartbeats_keep_both_views_alive_every_15_seconds(flow: FlowServer) -> None:
+async def test_both_views_receive_a_heartbeat_every_15_seconds(flow: FlowServer) -> None:
     remote = await opened(flow)
     async with (
         open_events(flow, remote, view="crush") as crush,
         open_events(flow, remote, types="session") as delta,
     ):
         flow.clock.advance(HEARTBEAT_S - 0.1)
-        await flow.settle()
+        await flow.run_ready()
         for _ in range(2):
             flow.clock.advance(HEARTBEAT_S)
         session = await remote.create_session("s")
-        told_crush = await crush.until(session.id.encode())
-        told_delta = await delta.until(session.id.encode())
-        assert told_crush.startswith(b"\n\ndata: ")
-        assert told_delta.startswith(b":\n\n:\n\nid: ")
-        assert delta.told() == ["session"]
+        crush_bytes = await crush.until(session.id.encode())
+        delta_bytes = await delta.until(session.id.encode())
+        assert crush_bytes.startswith(b"\n\ndata: ")
+        assert delta_bytes.startswith(b":\n\n:\n\nid: ")
+        assert delta.types() == ["session"]
 
 
 @contract("EXC-14")
-async def test_a_head_request_on_events_registers_nothing(flow: FlowServer) -> None:
+async def test_head_request_on_events_registers_nothing(flow: FlowServer) -> None:
     remote = await opened(flow)
     async with open_events(flow, remote) as events:
         stranger = Ids().client()
@@ -459,9 +459,7 @@ async def test_a_head_request_on_events_registers_nothing(flow: FlowServer) -> N
 
 @contract("EXC-14")
 @pytest.mark.parametrize("view", ["crush", "delta"])
-async def test_a_stream_is_delimited_by_its_close_and_by_nothing_else(
-    flow: FlowServer, view: str
-) -> None:
+async def test_stream_is_delimited_by_connection_close(flow: FlowServer, view: str) -> None:
     remote = await opened(flow)
     async with open_events(flow, remote, view=view) as events:
         assert events.status == 200
@@ -471,13 +469,13 @@ async def test_a_stream_is_delimited_by_its_close_and_by_nothing_else(
         assert events.headers["connection"] == "close"
         session = await remote.create_session("last")
         await remote.client.retire()
-        told = await events.end()
-        assert told.endswith(b"\n\n")
-        assert session.id.encode() in told
+        received = await events.end()
+        assert received.endswith(b"\n\n")
+        assert session.id.encode() in received
 
 
 @contract("EXC-14")
-async def test_the_head_of_a_stream_arrives_before_any_event(flow: FlowServer) -> None:
+async def test_response_head_of_a_stream_arrives_before_any_event(flow: FlowServer) -> None:
     remote = await opened(flow)
     async with open_events(flow, remote, view="crush") as events:
         assert (events.status, events.seen) == (200, b"")

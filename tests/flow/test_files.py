@@ -1,4 +1,4 @@
-"""Files of a session: their versions, what was read when, and that they go with the session."""
+"""Files of a session: versions, read times, and deletion with the session."""
 
 from datetime import UTC, datetime
 
@@ -9,7 +9,7 @@ from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids, SessionId
 from culm.store.history import add_file
 from culm.wire.codec import decode
-from culm.wire.files import File, ReadFile
+from culm.wire.sessions import File, ReadFile
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import UNKNOWN, open_events
 from tests.support import contract
@@ -29,7 +29,7 @@ async def read(remote: RemoteWorkspace, sid: str, path: str) -> None:
     await remote.client.request("POST", remote.path("/filetracker/read"), ReadFile(sid, path))
 
 
-async def test_versions_of_a_path_rise_across_sessions_and_each_is_told_with_its_content(
+async def test_file_versions_increase_across_sessions_and_are_published(
     flow: FlowServer,
 ) -> None:
     remote, one = await opened(flow)
@@ -39,24 +39,24 @@ async def test_versions_of_a_path_rise_across_sessions_and_each_is_told_with_its
         other = await write(flow, remote, one, "/p/b")
         third = await write(flow, remote, one, "/p/a")
         await stream.until(third.id.encode())
-        told = [decode(t.payload, File) for t in stream.events() if t.type == "file"]
-    assert told == [first, second, other, third]
-    assert [file.version for file in told] == [0, 1, 0, 2]
+        published = [decode(t.payload, File) for t in stream.events() if t.type == "file"]
+    assert published == [first, second, other, third]
+    assert [file.version for file in published] == [0, 1, 0, 2]
     path = remote.path(f"/sessions/{one}/history")
     assert await remote.client.ask("GET", path, list[File]) == [first, other, third]
 
 
-async def test_a_file_event_is_replayed_from_its_table(flow: FlowServer) -> None:
+async def test_file_event_is_replayed_from_its_table(flow: FlowServer) -> None:
     remote, sid = await opened(flow)
     cursor = (await remote.snapshot()).cursor
     file = await write(flow, remote, sid, "/p/a")
     async with open_events(flow, remote, cursor=cursor) as stream:
         await stream.until(file.id.encode())
-        (told,) = [decode(t.payload, File) for t in stream.events() if t.type == "file"]
-    assert told == file
+        (published,) = [decode(t.payload, File) for t in stream.events() if t.type == "file"]
+    assert published == file
 
 
-async def test_what_a_session_read_is_listed_last_first_with_its_time(flow: FlowServer) -> None:
+async def test_read_files_of_a_session_are_listed_latest_first_with_times(flow: FlowServer) -> None:
     remote, sid = await opened(flow)
     for path in ("/p/a", "/p/b", "/p/a"):
         await read(remote, sid, path)
@@ -69,7 +69,7 @@ async def test_what_a_session_read_is_listed_last_first_with_its_time(flow: Flow
     assert await remote.client.request("GET", never) == b'"0001-01-01T00:00:00Z"\n'
 
 
-async def test_files_go_with_their_session(flow: FlowServer) -> None:
+async def test_files_are_deleted_with_their_session(flow: FlowServer) -> None:
     remote, sid = await opened(flow)
     await write(flow, remote, sid, "/p/a")
     await read(remote, sid, "/p/a")
@@ -85,7 +85,7 @@ async def test_files_go_with_their_session(flow: FlowServer) -> None:
     [(UNKNOWN, "/p/a", 404), ("", "/p/a", 404), (None, "", 400), (None, "p/a", 400),
      (None, "/" + "x" * 4096, 400)],
 )  # fmt: skip
-async def test_a_read_of_no_session_or_no_absolute_path_is_refused(
+async def test_read_mark_without_a_session_or_absolute_path_is_refused(
     flow: FlowServer, sid: str | None, path: str, status: int
 ) -> None:
     remote, known = await opened(flow)

@@ -1,4 +1,4 @@
-"""The wire's manners: statuses, empty forms, wrong paths, and a server that outlives its bugs."""
+"""HTTP basics: statuses, empty forms, wrong paths, and failing handlers."""
 
 import asyncio
 import json
@@ -29,14 +29,14 @@ async def opened(flow: FlowServer) -> RemoteWorkspace:
     return await (await flow.client()).open_workspace(flow.directory())
 
 
-# --- a handler's bug
+# --- failing handlers
 
 
-async def boom() -> None:
+async def fail() -> None:
     raise ValueError("a bug with a secret in it")
 
 
-async def boom_late(request: web.BaseRequest) -> web.StreamResponse:
+async def fail_late(request: web.BaseRequest) -> web.StreamResponse:
     response = web.StreamResponse(headers={"X-Begun": "yes"})
     await response.prepare(request)
     await response.write(b"begun")
@@ -44,9 +44,9 @@ async def boom_late(request: web.BaseRequest) -> web.StreamResponse:
 
 
 @asynccontextmanager
-async def open_buggy(flow: FlowServer) -> AsyncGenerator[Address]:
+async def open_failing(flow: FlowServer) -> AsyncGenerator[Address]:
     """The real application over the same registry, with two routes that fail."""
-    routes = [Route("GET", "/boom", boom), Route("GET", "/late", boom_late), *ROUTES]
+    routes = [Route("GET", "/boom", fail), Route("GET", "/late", fail_late), *ROUTES]
     api = Api(flow.server.registry, RequestAuth(None, frozenset({"buggy"})), routes)
     listener = listen(parse_address("tcp://127.0.0.1:0"))
     try:
@@ -57,9 +57,9 @@ async def open_buggy(flow: FlowServer) -> AsyncGenerator[Address]:
 
 
 @contract("INV-69")
-async def test_a_handler_that_fails_is_500_in_json_and_the_server_lives(flow: FlowServer) -> None:
+async def test_failing_handler_is_500_in_json_and_the_server_continues(flow: FlowServer) -> None:
     headers = {"Host": "buggy", "Authorization": None}
-    async with open_buggy(flow) as address:
+    async with open_failing(flow) as address:
         answer = await send(flow, "GET", "/boom", headers=headers, address=address)
         assert answer.status == 500
         assert answer.headers["content-type"] == "application/json"
@@ -69,15 +69,15 @@ async def test_a_handler_that_fails_is_500_in_json_and_the_server_lives(flow: Fl
 
 
 @contract("INV-69")
-async def test_a_handler_that_fails_after_its_head_ends_the_connection_and_says_no_more(
+async def test_handler_that_fails_after_its_head_closes_the_connection(
     flow: FlowServer,
 ) -> None:
     headers = {"Host": "buggy", "Authorization": None, "Connection": "keep-alive"}
-    async with open_buggy(flow) as address:
+    async with open_failing(flow) as address:
         try:
             answer = await send(flow, "GET", "/late", headers=headers, address=address)
         except ConnectionResetError:
-            answer = Answer(200, {"x-begun": "yes"}, b"")  # Cut off before it was read.
+            answer = Answer(200, {"x-begun": "yes"}, b"")  # Closed before it was read.
         assert (answer.status, answer.headers["x-begun"]) == (200, "yes")
         assert b"HTTP/1.1" not in answer.body
         headers["Connection"] = "close"
@@ -105,7 +105,7 @@ async def test_a_handler_that_fails_after_its_head_ends_the_connection_and_says_
     ],
     ids=lambda body: repr(body[:20]) + str(len(body)),
 )
-async def test_no_body_is_an_internal_error(flow: FlowServer, body: bytes) -> None:
+async def test_no_body_causes_an_internal_error(flow: FlowServer, body: bytes) -> None:
     remote = await opened(flow)
     answer = await send(flow, "POST", remote.path("/sessions"), body)
     assert answer.status in (200, 400, 413)
@@ -115,7 +115,9 @@ async def test_no_body_is_an_internal_error(flow: FlowServer, body: bytes) -> No
 
 
 @contract("INV-69")
-async def test_a_body_beyond_its_bound_is_413_whether_announced_or_not(flow: FlowServer) -> None:
+async def test_body_beyond_the_limit_is_413_with_and_without_content_length(
+    flow: FlowServer,
+) -> None:
     remote = await opened(flow)
     large = json.dumps({"title": "x" * (1 << 20)}).encode()
     answer = await send(flow, "POST", remote.path("/sessions"), large)
@@ -128,12 +130,12 @@ async def test_a_body_beyond_its_bound_is_413_whether_announced_or_not(flow: Flo
 
 
 @contract("INV-69")
-async def test_a_client_that_leaves_amid_its_request_harms_nobody(flow: FlowServer) -> None:
+async def test_client_that_disconnects_during_a_request_changes_nothing(flow: FlowServer) -> None:
     remote = await opened(flow)
     with pytest.raises((asyncio.IncompleteReadError, TimeoutError)):
         async with asyncio.timeout(0.05):
             await send(flow, "POST", remote.path("/sessions"), b"{", {"Content-Length": "100"})
-    await flow.settle()
+    await flow.run_ready()
     assert await remote.sessions() == []
 
 
@@ -146,9 +148,7 @@ async def test_a_client_that_leaves_amid_its_request_harms_nobody(flow: FlowServ
     [("GET", "/"), ("GET", "/v1/nothing"), ("POST", "/v2/workspaces"), ("GET", "/v1/workspaces/"),
      ("GET", "/v1/health/"), ("GET", f"{W}/sessions/"), ("GET", f"{W}//sessions")],
 )  # fmt: skip
-async def test_a_path_that_no_route_matches_is_404_in_plain_text(
-    flow: FlowServer, method: str, path: str
-) -> None:
+async def test_unknown_path_is_404_in_plain_text(flow: FlowServer, method: str, path: str) -> None:
     answer = await send(flow, method, path)
     assert (answer.status, answer.body) == (404, b"404 page not found\n")
     assert answer.headers["content-type"].startswith("text/plain")
@@ -164,7 +164,7 @@ async def test_a_path_that_no_route_matches_is_404_in_plain_text(
         ("PATCH", f"{W}/sessions/s", "DELETE, GET, HEAD, PUT"),
     ],
 )
-async def test_a_wrong_method_is_405_with_the_right_ones(
+async def test_wrong_method_is_405_with_the_allowed_methods(
     flow: FlowServer, method: str, path: str, allow: str
 ) -> None:
     answer = await send(flow, method, path)
@@ -174,7 +174,7 @@ async def test_a_wrong_method_is_405_with_the_right_ones(
 
 @contract("INV-69")
 @pytest.mark.parametrize("path", ["/v1/health", "/v1/version", "/v1/workspaces", "/v1/config"])
-async def test_a_get_route_answers_head_with_the_same_head_and_no_body(
+async def test_get_route_answers_head_with_equal_headers_and_no_body(
     flow: FlowServer, path: str
 ) -> None:
     got, head = await send(flow, "GET", path), await send(flow, "HEAD", path)
@@ -184,7 +184,7 @@ async def test_a_get_route_answers_head_with_the_same_head_and_no_body(
 
 
 @contract("INV-69")
-async def test_a_target_in_absolute_form_is_understood(flow: FlowServer) -> None:
+async def test_absolute_request_target_is_accepted(flow: FlowServer) -> None:
     answer = await send(flow, "GET", "http://api.crush.localhost/v1/version")
     assert answer.status == 200
 
@@ -194,7 +194,7 @@ async def test_a_target_in_absolute_form_is_understood(flow: FlowServer) -> None
 
 @contract("INV-26")
 @pytest.mark.parametrize("command", ["shutdown", "shutdown_if_idle"])
-async def test_a_shutdown_that_does_not_name_culm_is_refused_even_when_idle(
+async def test_shutdown_that_does_not_name_culm_is_409_even_when_idle(
     flow: FlowServer, command: str
 ) -> None:
     for server in ({}, {"server": "crush"}, {"server": ""}, {"server": None}):
@@ -205,7 +205,7 @@ async def test_a_shutdown_that_does_not_name_culm_is_refused_even_when_idle(
 
 
 @contract("INV-26")
-async def test_an_unknown_control_command_is_400(flow: FlowServer) -> None:
+async def test_unknown_control_command_is_400(flow: FlowServer) -> None:
     for body in ({"command": "explode", "server": "culm"}, {"server": "culm"}):
         answer = await send(flow, "POST", "/v1/control", body)
         assert (answer.status, b"unknown command" in answer.body) == (400, True)
@@ -214,7 +214,7 @@ async def test_an_unknown_control_command_is_400(flow: FlowServer) -> None:
 
 @contract("INV-26")
 @pytest.mark.parametrize("command", ["shutdown", "shutdown_if_idle"])
-async def test_a_shutdown_by_name_is_409_while_hosting_200_when_idle_then_creates_are_503(
+async def test_shutdown_is_409_while_hosting_and_200_when_idle_then_creates_503(
     flow: FlowServer, command: str
 ) -> None:
     body = {"command": command, "server": "culm"}
@@ -224,8 +224,8 @@ async def test_a_shutdown_by_name_is_409_while_hosting_200_when_idle_then_create
     await closed(flow, remote)
     answer = await send(flow, "POST", "/v1/control", body, {"Content-Type": "text/plain"})
     assert (answer.status, answer.body) == (200, b"")
-    wish = {"path": str(flow.directory()), "client_id": Ids().client()}
-    refused = await send(flow, "POST", "/v1/workspaces", wish)
+    create = {"path": str(flow.directory()), "client_id": Ids().client()}
+    refused = await send(flow, "POST", "/v1/workspaces", create)
     assert (refused.status, b"server is shutting down" in refused.body) == (503, True)
     assert (await send(flow, "GET", "/v1/health")).status == 200
 
@@ -274,7 +274,7 @@ EMPTY_FORMS: list[tuple[str, str, dict[str, object] | None, object]] = [
 
 
 @contract("INV-59")
-async def test_every_route_an_interactive_client_needs_answers_its_empty_form(
+async def test_routes_of_an_interactive_client_answer_their_empty_form(
     tmp_path: Path, kind: str
 ) -> None:
     async with open_flow(tmp_path, kind, config=NO_MODEL) as flow:
@@ -290,7 +290,7 @@ async def test_every_route_an_interactive_client_needs_answers_its_empty_form(
                 assert answer.body.endswith(b"\n")
 
 
-async def test_every_route_of_a_workspace_is_404_in_json_when_there_is_none(
+async def test_every_workspace_route_is_404_in_json_without_a_workspace(
     flow: FlowServer,
 ) -> None:
     bodies: dict[str, dict[str, object]] = {
@@ -309,7 +309,7 @@ async def test_every_route_of_a_workspace_is_404_in_json_when_there_is_none(
         }  # fmt: skip
 
 
-async def test_a_prompt_without_an_agent_is_400(tmp_path: Path, kind: str) -> None:
+async def test_prompt_without_an_agent_is_400(tmp_path: Path, kind: str) -> None:
     async with open_flow(tmp_path, kind, config=NO_MODEL) as flow:
         remote = await opened(flow)
         session = await remote.create_session("s")
@@ -321,7 +321,7 @@ async def test_a_prompt_without_an_agent_is_400(tmp_path: Path, kind: str) -> No
 
 
 @contract("EXC-24")
-async def test_a_wrong_permission_action_is_400(flow: FlowServer) -> None:
+async def test_wrong_permission_action_is_400(flow: FlowServer) -> None:
     remote = await opened(flow)
     for action in ("", "Allow", "yes"):
         answer = await send(flow, "POST", remote.path("/permissions/grant"), {"action": action})
@@ -330,7 +330,7 @@ async def test_a_wrong_permission_action_is_400(flow: FlowServer) -> None:
 
 @contract("EXC-24")
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_an_unknown_session_is_404(flow: FlowServer, method: str) -> None:
+async def test_unknown_session_is_404(flow: FlowServer, method: str) -> None:
     remote = await opened(flow)
     answer = await send(flow, method, remote.path("/sessions/x%2Fy"), {"title": "t"})
     assert (answer.status, b"session not found: x/y" in answer.body) == (404, True)
@@ -338,14 +338,14 @@ async def test_an_unknown_session_is_404(flow: FlowServer, method: str) -> None:
 
 @contract("EXC-24")
 @pytest.mark.parametrize("query", ["", "?client_id=", "?client_id=me"])
-async def test_a_client_id_that_is_missing_or_no_uuid_is_400(flow: FlowServer, query: str) -> None:
+async def test_missing_or_invalid_client_id_is_400(flow: FlowServer, query: str) -> None:
     for method, path in [("DELETE", W), ("GET", f"{W}/events"), ("POST", f"{W}/current-session")]:
         answer = await send(flow, method, path + query, {})
         assert (answer.status, b"client_id is" in answer.body) == (400, True)
     assert (await send(flow, "DELETE", "/v1/clients/me")).status == 400
 
 
-async def test_the_version_and_the_workspace_have_what_a_crush_client_dereferences(
+async def test_version_and_config_have_the_fields_a_crush_client_dereferences(
     flow: FlowServer,
 ) -> None:
     version = await (await flow.client()).ask("GET", "/v1/version", dict[str, str])
@@ -360,7 +360,7 @@ async def test_the_version_and_the_workspace_have_what_a_crush_client_dereferenc
 
 
 @contract("EXC-18")
-async def test_a_rename_changes_the_title_and_nothing_else(flow: FlowServer) -> None:
+async def test_rename_changes_only_the_title(flow: FlowServer) -> None:
     remote = await opened(flow)
     session = await remote.create_session("before")
     flow.clock.advance(5)

@@ -1,4 +1,4 @@
-"""Letters and a server: what is brought to whom, in which order, and what becomes of the rest."""
+"""Letters and the server: delivery, order, replies and expiry."""
 
 import asyncio
 from contextlib import closing
@@ -18,10 +18,10 @@ from culm.subagents.mail_room import ASKS_AT_ONCE, CLAIMS_MAX
 from culm.wire.agents import LetterShown
 from culm.wire.codec import decode
 from culm.wire.endings import INTERRUPTED
-from tests.flow.agents_lives import AWAY_S, open_lives
-from tests.flow.agents_stage import AgentStage, held, open_agents, talk
+from tests.flow.agents_harness import AgentHarness, held, open_agents, talk
+from tests.flow.agents_restarts import AWAY_S, open_restarts
 from tests.flow.drive import until
-from tests.flow.mail_stage import (
+from tests.flow.mail_harness import (
     OUTSIDE,
     deliver,
     letter,
@@ -37,232 +37,234 @@ from tests.store.trees import new_run
 from tests.support import WAIT_S, contract
 
 
-def leave_ask(stage: AgentStage, ask_id: str, asker: str) -> None:
-    """As a server does that is killed while the agent works on it, and the next finds it."""
-    run = new_run(ask_id, stage.session_id)
-    shown = LetterShown(ask_id, from_=asker, to=stage.session_id, kind="ask")
+def store_interrupted_ask(harness: AgentHarness, ask_id: str, asker: str) -> None:
+    """Store an ask as a server leaves it that is killed while the agent works on it."""
+    run = new_run(ask_id, harness.session_id)
+    shown = LetterShown(ask_id, from_=asker, to=harness.session_id, kind="ask")
     unit = together(
         accept_run(run),
         add_letter(shown, run_id=ask_id),
         start_run(run.id, was_queued=False),
         end_run(run.id, INTERRUPTED),
     )
-    with closing(connect(project_of(stage) / "culm.db")) as connection:
+    with closing(connect(project_of(harness) / "culm.db")) as connection:
         job = WriteJob(unit, finish=lambda _: None)
-        run_group(connection, [job], now=int(stage.clock.now_s()))
+        run_group(connection, [job], now=int(harness.clock.now_s()))
         assert job.error is None, job.error
 
 
 @contract("FLEET-72")
-async def test_a_letter_that_is_nested_too_deeply_keeps_no_other_from_being_read(
+async def test_deeply_nested_letter_is_corrupt_and_does_not_block_others(
     tmp_path: Path,
 ) -> None:
-    async with open_agents(tmp_path, talk("@")) as stage:
-        to = stage.session_id
-        box = post_of(stage).make(to)
+    async with open_agents(tmp_path, talk("@")) as harness:
+        to = harness.session_id
+        box = post_of(harness).make(to)
         folder = next((tmp_path / "data").glob(f"projects/*/mailboxes/{to}/new"))
-        handoff = encode_letter(letter(stage, "deep", kind="handoff"))
+        handoff = encode_letter(letter(harness, "deep", kind="handoff"))
         deep = handoff.replace(b'"@deep"', b'null, "a": ' + b"[" * 950 + b"]" * 950)
         (folder / name_of(1, "deep")).write_bytes(deep)
-        deliver(stage, to, letter(stage, "good"))
-        await ring(stage, to)
-        await until_state(stage, "good", "admitted")
-        await stage.until_idle()
-        assert await read_in(stage) == ["good"]
+        deliver(harness, to, letter(harness, "good"))
+        await ring(harness, to)
+        await until_state(harness, "good", "admitted")
+        await harness.until_idle()
+        assert await read_in(harness) == ["good"]
         assert box.find("deep") is LetterState.CORRUPT
 
 
-async def test_what_a_killed_server_was_asked_is_answered_by_the_next_before_anybody_comes(
+async def test_asks_to_a_killed_server_are_answered_by_the_next_without_clients(
     tmp_path: Path,
 ) -> None:
-    """All of it, and whoever is gone keeps nobody from being answered."""
+    """All asks are answered, and missing senders do not block the others."""
     asks = [f"ask{n:03}" for n in range(ASKS_AT_ONCE + 2)]
-    async with open_lives(tmp_path) as lives:
-        async with lives.next() as stage:
+    async with open_restarts(tmp_path) as restarts:
+        async with restarts.next() as harness:
             pass
         for n in range(ASKS_AT_ONCE):
-            leave_ask(stage, f"lost{n:03}", "cli-gone")
+            store_interrupted_ask(harness, f"lost{n:03}", "cli-gone")
         for ask_id in asks:
-            leave_ask(stage, ask_id, OUTSIDE)
-        box = post_of(stage).make(OUTSIDE)
-        async with lives.alone():
+            store_interrupted_ask(harness, ask_id, OUTSIDE)
+        box = post_of(harness).make(OUTSIDE)
+        async with restarts.server_only():
             await until(lambda: box.pending_count() == len(asks))
         replies = replies_in(box)
         assert [reply.correlation_id for reply in replies] == asks
         assert all(reply.body["failed"] for reply in replies)
-        async with lives.alone() as flow:
-            await flow.settle()
-            assert flow.server.registry.list() == [], "nothing is left to be done"
+        async with restarts.server_only() as flow:
+            await flow.run_ready()
+            assert flow.server.registry.list() == [], "no work is left"
         assert box.is_empty()
 
 
-async def test_a_letter_that_is_rung_for_while_its_workspace_closes_is_read(tmp_path: Path) -> None:
-    async with open_lives(tmp_path, talk("@")) as lives:
-        async with lives.next() as stage:
+async def test_letter_rung_for_while_its_workspace_closes_is_read(tmp_path: Path) -> None:
+    async with open_restarts(tmp_path, talk("@")) as restarts:
+        async with restarts.next() as harness:
             pass
-        async with lives.alone() as flow:
+        async with restarts.server_only() as flow:
             client = await flow.client()
             await client.open_workspace(flow.directory())
-            deliver(stage, stage.session_id, letter(stage, "late"))
+            deliver(harness, harness.session_id, letter(harness, "late"))
             flow.server.registry.retire(client.id)
             async with asyncio.timeout(WAIT_S):
-                await flow.server.registry.ring(str(flow.directory()), stage.session_id)
-            box = post_of(stage).open(stage.session_id)
+                await flow.server.registry.ring(str(flow.directory()), harness.session_id)
+            box = post_of(harness).open(harness.session_id)
             await until(box.is_fully_empty)
-        async with lives.next() as stage:
-            assert await read_in(stage) == ["late"]
+        async with restarts.next() as harness:
+            assert await read_in(harness) == ["late"]
 
 
-async def test_a_reply_of_a_program_outside_answers_the_ask(tmp_path: Path) -> None:
-    async with open_agents(tmp_path, talk("@")) as stage:
+async def test_reply_of_an_outside_program_answers_the_ask(tmp_path: Path) -> None:
+    async with open_agents(tmp_path, talk("@")) as harness:
         for one in (OUTSIDE, "cli-other"):
-            post_of(stage).make(one)
-        body = {"to": OUTSIDE, "kind": "ask", "text": "why?", "from": stage.session_id}
-        sent = await stage.request("POST", "/mail", body)
+            post_of(harness).make(one)
+        body = {"to": OUTSIDE, "kind": "ask", "text": "why?", "from": harness.session_id}
+        sent = await harness.request("POST", "/mail", body)
         assert sent.status == 202
-        (ask_id,) = await letters_of(stage)
-        wrong = letter(stage, "wrong", kind="reply", from_="cli-other", answers=ask_id)
-        right = letter(stage, "right", kind="reply", from_=OUTSIDE, answers=ask_id)
-        deliver(stage, stage.session_id, wrong, right)
-        await ring(stage)
-        assert (await until_state(stage, ask_id, "answered")).answer_id == "right"
+        (ask_id,) = await letters_of(harness)
+        wrong = letter(harness, "wrong", kind="reply", from_="cli-other", answers=ask_id)
+        right = letter(harness, "right", kind="reply", from_=OUTSIDE, answers=ask_id)
+        deliver(harness, harness.session_id, wrong, right)
+        await ring(harness)
+        assert (await until_state(harness, ask_id, "answered")).answer_id == "right"
 
 
-async def test_a_reply_that_a_killed_server_delivered_and_did_not_note_is_the_only_one(
+async def test_reply_delivered_but_not_recorded_by_a_killed_server_is_sent_once(
     tmp_path: Path,
 ) -> None:
-    async with open_lives(tmp_path, talk("@")) as lives:
-        async with lives.next() as stage:
-            asker = (await stage.remote.create_session("asks")).id
-        leave_ask(stage, "ask", asker)
-        answer = letter(stage, "reply", kind="reply", from_=stage.session_id, answers="ask")
-        deliver(stage, asker, answer)
-        async with lives.next() as stage:
-            assert (await until_state(stage, "ask", "answered")).answer_id == "reply"
-            await until_state(stage, "reply", "admitted")
-            await stage.until_idle()
-            assert await read_in(stage, asker) == ["reply"]
+    async with open_restarts(tmp_path, talk("@")) as restarts:
+        async with restarts.next() as harness:
+            asker = (await harness.remote.create_session("asks")).id
+        store_interrupted_ask(harness, "ask", asker)
+        answer = letter(harness, "reply", kind="reply", from_=harness.session_id, answers="ask")
+        deliver(harness, asker, answer)
+        async with restarts.next() as harness:
+            assert (await until_state(harness, "ask", "answered")).answer_id == "reply"
+            await until_state(harness, "reply", "admitted")
+            await harness.until_idle()
+            assert await read_in(harness, asker) == ["reply"]
 
 
 @contract("FLEET-P3")
-async def test_letters_are_read_in_their_order_though_there_is_not_room_for_all(
+async def test_letters_are_read_in_order_when_the_queue_is_full(
     tmp_path: Path,
 ) -> None:
     names = [f"l{n:02}" for n in range(20)]
     settings = Settings(queue_max=3)
-    async with open_agents(tmp_path, talk("@work", held()), talk("@"), settings=settings) as stage:
-        await stage.prompt("@work")
-        first = await stage.asked_by("@work")
-        deliver(stage, stage.session_id, *(letter(stage, name) for name in names))
+    async with open_agents(
+        tmp_path, talk("@work", held()), talk("@"), settings=settings
+    ) as harness:
+        await harness.prompt("@work")
+        first = await harness.until_asked_by("@work")
+        deliver(harness, harness.session_id, *(letter(harness, name) for name in names))
         for _ in range(3):
-            await ring(stage, stage.session_id)
-            await stage.flow.settle()
-        stage.release(first)
-        await until_state(stage, names[-1], "admitted")
-        assert await read_in(stage) == names
+            await ring(harness, harness.session_id)
+            await harness.flow.run_ready()
+        harness.release(first)
+        await until_state(harness, names[-1], "admitted")
+        assert await read_in(harness) == names
 
 
 @pytest.mark.parametrize("how", ["time passes", "the server is killed"])
-async def test_a_letter_whose_time_is_over_while_its_agent_works_is_not_read(
+async def test_letter_that_expires_while_its_agent_works_is_not_read(
     tmp_path: Path, how: str
 ) -> None:
-    async with open_lives(tmp_path, talk("@work", held()), talk("@")) as lives:
-        async with lives.next() as stage:
-            box = post_of(stage).make(OUTSIDE)
-            await stage.prompt("@work")
-            first = await stage.asked_by("@work")
-            ask = letter(stage, "late", kind="ask", from_=OUTSIDE, expires_s=AWAY_S / 2)
-            mailbox = deliver(stage, stage.session_id, ask, letter(stage, "good"))
-            await ring(stage, stage.session_id)
-            await until(lambda: len(stage.flow.workspace(stage.remote.id).runs.live()) == 3)
-            await until_state(stage, "good", "delivered")
+    async with open_restarts(tmp_path, talk("@work", held()), talk("@")) as restarts:
+        async with restarts.next() as harness:
+            box = post_of(harness).make(OUTSIDE)
+            await harness.prompt("@work")
+            first = await harness.until_asked_by("@work")
+            ask = letter(harness, "late", kind="ask", from_=OUTSIDE, expires_s=AWAY_S / 2)
+            mailbox = deliver(harness, harness.session_id, ask, letter(harness, "good"))
+            await ring(harness, harness.session_id)
+            await until(lambda: len(harness.flow.workspace(harness.remote.id).runs.live()) == 3)
+            await until_state(harness, "good", "delivered")
             if how == "time passes":
-                stage.clock.advance(AWAY_S)
-                # Whoever asks is told before; a server killed in between would tell it again.
+                harness.clock.advance(AWAY_S)
+                # The sender gets its reply first; a server killed before that would reply again.
                 await until(lambda: mailbox.find("late") is LetterState.DEAD)
-                stage.release(first)
-                await until_state(stage, "good", "admitted")
-            lives.kill()
-        async with lives.next() as stage:
-            await until_state(stage, "good", "admitted")
-            await until_state(stage, "late", "expired")
-            await stage.until_idle()
-            assert await read_in(stage) == ["good"]
+                harness.release(first)
+                await until_state(harness, "good", "admitted")
+            restarts.kill()
+        async with restarts.next() as harness:
+            await until_state(harness, "good", "admitted")
+            await until_state(harness, "late", "expired")
+            await harness.until_idle()
+            assert await read_in(harness) == ["good"]
         assert mailbox.find("late") is LetterState.DEAD
         (reply,) = replies_in(box)
         assert "its time was over" in str(reply.body["answer"])
 
 
-async def test_an_agent_has_one_mailbox_whether_it_is_named_by_its_id_or_its_sessions(
+async def test_agent_has_one_mailbox_for_its_agent_id_and_session_id(
     tmp_path: Path,
 ) -> None:
-    async with open_agents(tmp_path, talk("@")) as stage:
-        agent = await stage.start_agent("@kid: go")
+    async with open_agents(tmp_path, talk("@")) as harness:
+        agent = await harness.start_agent("@kid: go")
         body = {"to": agent.session_id, "text": "@more"}
-        sent = decode((await stage.request("POST", "/mail", body)).body, LetterShown)
+        sent = decode((await harness.request("POST", "/mail", body)).body, LetterShown)
         assert sent.to == agent.agent_id
-        await until_state(stage, sent.letter_id, "admitted")
-        deliver(stage, agent.session_id, letter(stage, "by-hand"))
-        await ring(stage)
-        assert (await until_state(stage, "by-hand", "admitted")).to == agent.agent_id
-        await stage.until_idle()
+        await until_state(harness, sent.letter_id, "admitted")
+        deliver(harness, agent.session_id, letter(harness, "by-hand"))
+        await ring(harness)
+        assert (await until_state(harness, "by-hand", "admitted")).to == agent.agent_id
+        await harness.until_idle()
 
 
 @pytest.mark.parametrize(
-    ("more", "status", "words"),
+    ("more", "status", "text"),
     [
         ({"from": "../evil"}, 400, "a mailbox's id has 1 to 200 letters"),
-        ({"from": "nobody"}, 404, "nobody of this project has the id nobody"),
-        ({"from": "cli-nobody"}, 404, "nobody of this project has the id cli-nobody"),
-        ({"kind": "reply"}, 400, "a reply answers a letter, and none is named"),
+        ({"from": "nobody"}, 404, "no agent or session with the id nobody in this project"),
+        ({"from": "cli-nobody"}, 404, "no agent or session with the id cli-nobody in this project"),
+        ({"kind": "reply"}, 400, "a reply needs the id of the letter it answers"),
     ],
 )
-async def test_a_letter_of_nobody_or_a_reply_to_nothing_is_refused(
-    tmp_path: Path, more: dict[str, str], status: int, words: str
+async def test_letter_from_an_unknown_sender_or_reply_without_a_target_is_refused(
+    tmp_path: Path, more: dict[str, str], status: int, text: str
 ) -> None:
-    async with open_agents(tmp_path, talk("@")) as stage:
-        body = {"to": stage.session_id, "text": "hi", **more}
-        answer = await stage.request("POST", "/mail", body)
-        assert (answer.status, words in answer.body.decode()) == (status, True)
-        assert await letters_of(stage) == {}
+    async with open_agents(tmp_path, talk("@")) as harness:
+        body = {"to": harness.session_id, "text": "hi", **more}
+        answer = await harness.request("POST", "/mail", body)
+        assert (answer.status, text in answer.body.decode()) == (status, True)
+        assert await letters_of(harness) == {}
 
 
-async def test_whoever_asks_what_nobody_will_read_is_told(tmp_path: Path) -> None:
-    async with open_agents(tmp_path, talk("@")) as stage:
-        box = post_of(stage).make(OUTSIDE)
-        gone = (await stage.remote.create_session("to be deleted")).id
-        deliver(stage, gone, letter(stage, "unread", kind="ask", from_=OUTSIDE))
-        assert (await stage.request("DELETE", f"/sessions/{gone}")).status == 200
+async def test_sender_of_an_ask_that_cannot_be_read_gets_a_reply(tmp_path: Path) -> None:
+    async with open_agents(tmp_path, talk("@")) as harness:
+        box = post_of(harness).make(OUTSIDE)
+        gone = (await harness.remote.create_session("to be deleted")).id
+        deliver(harness, gone, letter(harness, "unread", kind="ask", from_=OUTSIDE))
+        assert (await harness.request("DELETE", f"/sessions/{gone}")).status == 200
         (reply,) = replies_in(box)
         assert reply.correlation_id == "unread"
         assert "its agent was deleted" in str(reply.body["answer"])
-        run_id = await stage.prompt("@go")
-        other = (await stage.remote.create_session("another")).id
-        deliver(stage, other, letter(stage, run_id, kind="ask", from_=OUTSIDE))
-        await ring(stage, other)
+        run_id = await harness.prompt("@go")
+        other = (await harness.remote.create_session("another")).id
+        deliver(harness, other, letter(harness, run_id, kind="ask", from_=OUTSIDE))
+        await ring(harness, other)
         await until(lambda: not box.is_empty())
         (reply,) = replies_in(box)
-        assert "its id is another's" in str(reply.body["answer"])
-        await stage.until_idle()
+        assert "its id is already in use" in str(reply.body["answer"])
+        await harness.until_idle()
 
 
-async def test_letters_that_rest_take_no_room_from_those_that_come(tmp_path: Path) -> None:
-    async with open_lives(tmp_path, talk("@work", held()), talk("@")) as lives:
-        async with lives.next(Settings(queue_max=2 * CLAIMS_MAX)) as stage:
-            await stage.prompt("@work")
-            await stage.asked_by("@work")
-            rest = [letter(stage, f"l{n:02}") for n in range(CLAIMS_MAX)]
-            deliver(stage, stage.session_id, *rest)
-            await ring(stage)
-            live = stage.flow.workspace(stage.remote.id).runs.live
+async def test_held_letters_do_not_block_new_ones(tmp_path: Path) -> None:
+    async with open_restarts(tmp_path, talk("@work", held()), talk("@")) as restarts:
+        async with restarts.next(Settings(queue_max=2 * CLAIMS_MAX)) as harness:
+            await harness.prompt("@work")
+            await harness.until_asked_by("@work")
+            rest = [letter(harness, f"l{n:02}") for n in range(CLAIMS_MAX)]
+            deliver(harness, harness.session_id, *rest)
+            await ring(harness)
+            live = harness.flow.workspace(harness.remote.id).runs.live
             await until(lambda: len(live()) == CLAIMS_MAX + 1)
-            await until_state(stage, rest[-1].id, "delivered")
-            await stage.flow.settle()
-            lives.kill()
-        lives.change_database("UPDATE runs SET provider = 'gone' WHERE state = 'queued'")
-        async with lives.next() as stage:
-            deliver(stage, stage.session_id, letter(stage, "new"))
-            await ring(stage, stage.session_id)
-            await until_state(stage, "new", "admitted")
-            await stage.until_idle()
-            assert await read_in(stage) == ["new"]
+            await until_state(harness, rest[-1].id, "delivered")
+            await harness.flow.run_ready()
+            restarts.kill()
+        restarts.change_database("UPDATE runs SET provider = 'gone' WHERE state = 'queued'")
+        async with restarts.next() as harness:
+            deliver(harness, harness.session_id, letter(harness, "new"))
+            await ring(harness, harness.session_id)
+            await until_state(harness, "new", "admitted")
+            await harness.until_idle()
+            assert await read_in(harness) == ["new"]

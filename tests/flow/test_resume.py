@@ -1,4 +1,4 @@
-"""An interruption of any kind ends in the state of a client that never left."""
+"""Resumed streams: a reconnected client ends in the state of one that stayed connected."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ from culm.wire.events import MessageDelta, Resync
 from culm.wire.messages import Finish, Message, Text, TextPart, ToolCall, ToolCallPart
 from culm.wire.sessions import Session
 from tests.flow.conftest import FlowServer, open_flow
-from tests.flow.drive import RawStream, Visitor, open_events, send
+from tests.flow.drive import RawStream, ReconnectingMirror, open_events, send
 from tests.support import WAIT_S, contract
 
 
@@ -44,7 +44,7 @@ async def read_on(
     first: bytes = b"",
     cursor: str = "",
 ) -> RawStream:
-    """What a stream says from its beginning, with `first` in it, until an event of now."""
+    """Read a stream from its start, through `first`, to a new event."""
     headers = {"Last-Event-ID": last_event_id}
     async with open_events(flow, remote, view=view, headers=headers, cursor=cursor) as events:
         if first:
@@ -55,21 +55,21 @@ async def read_on(
 
 
 def titles(events: RawStream) -> list[str]:
-    return [told.read(Session).title for told in events.events() if told.type == "session"]
+    return [event.read(Session).title for event in events.events() if event.type == "session"]
 
 
 @contract("EXC-13")
 @pytest.mark.parametrize("view", ["delta", "crush"])
-async def test_a_stream_resumes_after_the_cursor_of_its_query(flow: FlowServer, view: str) -> None:
+async def test_stream_resumes_after_the_cursor_of_its_query(flow: FlowServer, view: str) -> None:
     remote, epoch = await three_sessions(flow)
     events = await read_on(flow, remote, view=view, cursor=f"{epoch}.1")
     assert titles(events) == ["second", "third", "now"]
-    numbered = [told.cursor for told in events.events() if told.type == "session"]
+    numbered = [event.cursor for event in events.events() if event.type == "session"]
     assert numbered == [f"{epoch}.2", f"{epoch}.3", f"{epoch}.4"]
 
 
 @contract("EXC-13")
-async def test_a_stream_resumes_after_its_last_event_id_and_the_query_wins(
+async def test_stream_resumes_after_last_event_id_and_the_query_overrides_it(
     flow: FlowServer,
 ) -> None:
     remote, epoch = await three_sessions(flow)
@@ -80,7 +80,7 @@ async def test_a_stream_resumes_after_its_last_event_id_and_the_query_wins(
 
 
 @contract("EXC-13")
-async def test_a_stream_without_a_cursor_begins_at_now_and_one_from_zero_at_the_beginning(
+async def test_stream_without_a_cursor_starts_now_and_cursor_zero_replays_all(
     flow: FlowServer,
 ) -> None:
     remote, epoch = await three_sessions(flow)
@@ -91,7 +91,7 @@ async def test_a_stream_without_a_cursor_begins_at_now_and_one_from_zero_at_the_
 
 @contract("EXC-13")
 @pytest.mark.parametrize(("cursor", "reason"), [("other.1", "another_epoch"), ("{}.99", "future")])
-async def test_a_cursor_of_another_log_is_answered_with_a_resync_and_no_replay(
+async def test_cursor_of_another_log_gets_a_resync_and_no_replay(
     flow: FlowServer, cursor: str, reason: str
 ) -> None:
     remote, epoch = await three_sessions(flow)
@@ -102,13 +102,11 @@ async def test_a_cursor_of_another_log_is_answered_with_a_resync_and_no_replay(
     assert resync.cursor == ""
     assert titles(events) == ["now"]
     crush = await read_on(flow, remote, view="crush", cursor=cursor.format(epoch))
-    assert crush.told() == ["session"]
+    assert crush.types() == ["session"]
 
 
 @contract("EXC-13")
-async def test_a_cursor_before_what_was_trimmed_is_answered_with_a_resync(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_trimmed_cursor_gets_a_resync(tmp_path: Path, kind: str) -> None:
     async with open_flow(tmp_path, kind, settings=Settings(retention_events=2)) as flow:
         remote, epoch = await three_sessions(flow)
         async with open_events(flow, remote):
@@ -123,7 +121,7 @@ async def test_a_cursor_before_what_was_trimmed_is_answered_with_a_resync(
 
 @contract("EXC-13")
 @pytest.mark.parametrize("cursor", ["x", "1", ".1", "a.", "a.-1", "a.1.5", "a.٣", "a." + "9" * 30])
-async def test_a_malformed_cursor_is_400(flow: FlowServer, cursor: str) -> None:
+async def test_malformed_cursor_is_400(flow: FlowServer, cursor: str) -> None:
     remote = await opened(flow)
     path = remote.path(f"/events?client_id={remote.client.id}")
     answer = await send(
@@ -134,7 +132,7 @@ async def test_a_malformed_cursor_is_400(flow: FlowServer, cursor: str) -> None:
 
 
 @contract("EXC-13")
-async def test_a_resumed_stream_keeps_to_its_filters(flow: FlowServer) -> None:
+async def test_resumed_stream_keeps_its_filters(flow: FlowServer) -> None:
     remote, epoch = await three_sessions(flow)
     chosen = (await remote.sessions())[1]
     messages = flow.workspace(remote.id).messages
@@ -146,11 +144,13 @@ async def test_a_resumed_stream_keeps_to_its_filters(flow: FlowServer) -> None:
     assert set(titles(events)) <= {chosen.title, "the end"}
     async with open_events(flow, remote, cursor=f"{epoch}.0", types="message") as events:
         await events.until(b"hello")
-        assert events.told() == ["message"]
+        assert events.types() == ["message"]
 
 
 @contract("EXC-13")
-async def test_a_resumed_stream_is_told_each_open_message_once_and_whole(flow: FlowServer) -> None:
+async def test_resumed_stream_receives_each_open_message_once_and_complete(
+    flow: FlowServer,
+) -> None:
     remote, _ = await three_sessions(flow)
     session = (await remote.sessions())[0]
     messages = flow.workspace(remote.id).messages
@@ -162,14 +162,14 @@ async def test_a_resumed_stream_is_told_each_open_message_once_and_whole(flow: F
         for known in (cursor, ""):
             async with open_events(flow, remote, view=view, cursor=known) as events:
                 await events.until(b"so far, ")
-                whole = [told for told in events.events() if told.type == type_]
-                assert [told.read(Message).parts for told in whole] == [draft.fold().parts]
+                whole = [event for event in events.events() if event.type == type_]
+                assert [event.read(Message).parts for event in whole] == [draft.fold().parts]
                 assert whole[0].cursor == ""
 
 
-# --- the same state, whatever happened in between
+# --- the same state after any change
 
-Between = Callable[[RemoteWorkspace, Messages, Draft], Awaitable[object]]
+Change = Callable[[RemoteWorkspace, Messages, Draft], Awaitable[object]]
 
 
 async def grow(remote: RemoteWorkspace, messages: Messages, draft: Draft) -> None:
@@ -221,7 +221,7 @@ async def delete_and_go_on(remote: RemoteWorkspace, messages: Messages, draft: D
     messages.append(other, 0, "text", "another text")
 
 
-HAPPENINGS: list[Between] = [
+CHANGES: list[Change] = [
     grow,
     grow_much,
     retry,
@@ -250,62 +250,62 @@ async def assert_same(remote: RemoteWorkspace, *mirrors: Mirror) -> None:
 
 
 @contract("EXC-13")
-@pytest.mark.parametrize("between", HAPPENINGS, ids=lambda between: between.__name__)
-async def test_a_client_that_was_away_ends_in_the_state_of_one_that_never_left(
-    flow: FlowServer, between: Between
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+async def test_reconnected_client_has_the_state_of_a_connected_one(
+    flow: FlowServer, change: Change
 ) -> None:
     remote = await opened(flow)
     session = await remote.create_session("s")
     messages = flow.workspace(remote.id).messages
     draft, _ = messages.open(session.id)
     messages.append(draft, 0, "text", "before ")
-    visitor = Visitor(await opened(flow))
+    reconnecting = ReconnectingMirror(await opened(flow))
     async with open_mirror(remote) as follower, asyncio.timeout(WAIT_S):
         await follower.connected()
-        await visitor.load()
-        await visitor.watch(lambda mirror: bool(mirror.messages))
-        await between(remote, messages, draft)
+        await reconnecting.load()
+        await reconnecting.watch(lambda mirror: bool(mirror.messages))
+        await change(remote, messages, draft)
         flow.clock.advance(0.2)
         messages.append(draft, 0, "text", "after")
-        await come_back(remote, visitor)
+        await reconnect(remote, reconnecting)
         await follower.until(ended)
-        await assert_same(remote, visitor.mirror, follower.mirror)
+        await assert_same(remote, reconnecting.mirror, follower.mirror)
 
 
-async def come_back(remote: RemoteWorkspace, visitor: Visitor) -> None:
-    """Resume, and stay until an event that was made after everything had been caught up."""
-    visitor.mirror.presence.clear()
+async def reconnect(remote: RemoteWorkspace, reconnecting: ReconnectingMirror) -> None:
+    """Resume, and read until an event that was published after catching up."""
+    reconnecting.mirror.presence.clear()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(visitor.watch(ended))
-        await visitor.attached()
+        tasks.create_task(reconnecting.watch(ended))
+        await reconnecting.attached()
         await remote.create_session("all told")
 
 
 @contract("EXC-13")
-async def test_a_client_that_was_away_past_the_retention_ends_in_the_same_state(
+async def test_client_reconnected_past_the_retention_has_the_same_state(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
     session = await remote.create_session("s")
     workspace = flow.workspace(remote.id)
     draft, _ = workspace.messages.open(session.id)
-    visitor = Visitor(await opened(flow))
+    reconnecting = ReconnectingMirror(await opened(flow))
     async with open_mirror(remote) as follower, asyncio.timeout(WAIT_S):
         await follower.connected()
-        await visitor.load()
+        await reconnecting.load()
         await retry(remote, workspace.messages, draft)
         await finish(remote, workspace.messages, draft)
         await workspace.store.write(trim(0, 0))
-        await come_back(remote, visitor)
+        await reconnect(remote, reconnecting)
         await follower.until(ended)
-        await assert_same(remote, visitor.mirror, follower.mirror)
+        await assert_same(remote, reconnecting.mirror, follower.mirror)
 
 
 # --- a client that stops reading
 
 
 def flood(messages: Messages, session_id: SessionId) -> Draft:
-    """Far more than any socket and the server's bound hold, durable and open."""
+    """Publish far more than sockets and server buffers hold, durable and open."""
     draft, _ = messages.open(session_id)
     for number in range(160):
         messages.append(draft, 0, "text", f"{number:06} " * 1000)
@@ -315,7 +315,7 @@ def flood(messages: Messages, session_id: SessionId) -> Draft:
 
 @contract("EXC-13", "INV-65")
 @pytest.mark.parametrize("view", ["delta", "crush"])
-async def test_a_client_that_stops_reading_ends_with_everything_durable_and_whole_text(
+async def test_client_that_stops_reading_receives_all_durable_events(
     flow: FlowServer, view: str
 ) -> None:
     remote = await opened(flow)
@@ -330,8 +330,8 @@ async def test_a_client_that_stops_reading_ends_with_everything_durable_and_whol
         mark = await remote.create_session("all told")
         await events.until(mark.id.encode())
         mirror = Mirror()
-        for told in events.events():
-            mirror.apply(told)
+        for event in events.events():
+            mirror.apply(event)
         stored = await remote.messages(session.id)
         assert len(stored) == 161
         assert list(mirror.messages.values()) == stored
@@ -340,7 +340,7 @@ async def test_a_client_that_stops_reading_ends_with_everything_durable_and_whol
 
 
 @contract("EXC-13")
-async def test_a_client_that_stops_reading_past_the_retention_is_told_to_resync(
+async def test_client_that_stops_reading_past_the_retention_gets_a_resync(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -352,14 +352,14 @@ async def test_a_client_that_stops_reading_past_the_retention_is_told_to_resync(
         await remote.create_session("not trimmed")
         await workspace.store.write(trim(0, 0))
         await events.until(b'"resync"')
-        (resync,) = [told for told in events.events() if told.type == "resync"]
+        (resync,) = [event for event in events.events() if event.type == "resync"]
         assert resync.read(Resync) == Resync((await remote.snapshot()).cursor, "trimmed")
         live = await remote.create_session("live again")
         await events.until(live.id.encode())
 
 
 @contract("EXC-14")
-async def test_a_slow_clients_live_feed_stops_instead_of_growing_without_bound(
+async def test_live_feed_of_a_slow_client_is_bounded(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -376,9 +376,9 @@ async def test_a_slow_clients_live_feed_stops_instead_of_growing_without_bound(
                 await asyncio.sleep(0)
             await messages.finish(draft, Finish("end_turn", number))
         await slow.until(b'"end_turn","time":4')
-    told = SseParser().feed(slow.seen)
-    received = sum(len(t.read(MessageDelta).text) for t in told if t.type == "message_delta")
+    published = SseParser().feed(slow.seen)
+    received = sum(len(t.read(MessageDelta).text) for t in published if t.type == "message_delta")
     assert received < sent
-    assert [t.read(Message) for t in told if t.type == "message"][-1] == (
+    assert [t.read(Message) for t in published if t.type == "message"][-1] == (
         await remote.messages(session.id)
     )[-1]

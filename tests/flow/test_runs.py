@@ -1,4 +1,4 @@
-"""Runs: accepted at once, taken in order, ended once, whoever comes or goes meanwhile."""
+"""Runs: accepted at once, started in order, ended once."""
 
 import asyncio
 from pathlib import Path
@@ -11,70 +11,70 @@ from culm.wire.agent import AgentEvent, AgentInfo, RunComplete
 from culm.wire.messages import Message, full_text
 from tests.flow.drive import UNKNOWN, send
 from tests.flow.probes import script
-from tests.flow.runs import Heard, open_heard, open_runs, open_stage, says
+from tests.flow.runs import ReceivedEvents, has_text, open_harness, open_received, open_runs
 from tests.support import NO_MODEL, contract
 
 HELD = Reply(deltas=["Hello ", "there."], hold_after=1)
 
 
-def places(heard: Heard, *types: str) -> list[int]:
-    return [n for n, told in enumerate(heard.told) if told.type in types]
+def positions(received: ReceivedEvents, *types: str) -> list[int]:
+    return [n for n, event in enumerate(received.events) if event.type in types]
 
 
 # --- accepted
 
 
 @contract("INV-29", "INV-36", "INV-37")
-async def test_a_prompt_is_202_at_once_and_ends_once_with_the_final_text(
+async def test_prompt_is_202_at_once_and_completes_once_with_the_final_text(
     tmp_path: Path, kind: str
 ) -> None:
-    async with open_runs(tmp_path, kind, script(HELD)) as stage:
-        assert await stage.prompt("Hi.", run_id="mine") == "mine"
-        await stage.heard.text("Hello")
-        assert stage.heard.completes() == []
-        stage.model.release()
-        complete = await stage.heard.complete("mine")
-        await stage.catch_up()
-        rows = await stage.rows()
+    async with open_runs(tmp_path, kind, script(HELD)) as harness:
+        assert await harness.prompt("Hi.", run_id="mine") == "mine"
+        await harness.received.text("Hello")
+        assert harness.received.completes() == []
+        harness.model.release()
+        complete = await harness.received.complete("mine")
+        await harness.catch_up()
+        rows = await harness.rows()
         assert rows == [("user", "Hi.", "stop"), ("assistant", "Hello there.", "end_turn")]
-        answer = (await stage.messages())[1]
-        assert complete == RunComplete(stage.session_id, "mine", answer.id, "Hello there.")
-        assert stage.heard.completes() == [complete]
+        answer = (await harness.messages())[1]
+        assert complete == RunComplete(harness.session_id, "mine", answer.id, "Hello there.")
+        assert harness.received.completes() == [complete]
 
 
 @contract("INV-37")
 @pytest.mark.parametrize("view", ["delta", "crush"])
-async def test_the_end_of_a_run_is_told_after_everything_that_its_messages_become(
+async def test_run_complete_is_published_after_all_message_events(
     tmp_path: Path, view: str
 ) -> None:
     thinking = Reply(reasoning="Let me see.", text="It is so.")
     async with (
-        open_runs(tmp_path, play=script(thinking)) as stage,
-        open_heard(stage.remote, view=view) as heard,
+        open_runs(tmp_path, play=script(thinking)) as harness,
+        open_received(harness.remote, view=view) as received,
     ):
-        complete = await heard.complete(await stage.prompt("Is it so?"))
-        await stage.catch_up(heard)
-        (end,) = places(heard, "run_complete")
-        assert max(places(heard, "message", "message_delta")) < end
-        last = [told.read(Message) for told in heard.told if told.type == "message"][-1]
-        assert [last] == (await stage.messages())[1:]
+        complete = await received.complete(await harness.prompt("Is it so?"))
+        await harness.catch_up(received)
+        (end,) = positions(received, "run_complete")
+        assert max(positions(received, "message", "message_delta")) < end
+        last = [event.read(Message) for event in received.events if event.type == "message"][-1]
+        assert [last] == (await harness.messages())[1:]
         assert (complete.message_id, complete.text) == (last.id, "It is so.")
 
 
 @contract("INV-37")
-async def test_a_long_final_text_is_whole_in_the_crush_view_and_in_the_message_before_its_end(
+async def test_long_final_text_is_complete_in_both_views(
     tmp_path: Path,
 ) -> None:
     text = "A long sentence. " * 400
     async with (
-        open_runs(tmp_path, play=script(Reply(text=text))) as stage,
-        open_heard(stage.remote, view="crush") as crush,
+        open_runs(tmp_path, play=script(Reply(text=text))) as harness,
+        open_received(harness.remote, view="crush") as crush,
     ):
-        run_id = await stage.prompt("Tell me.")
+        run_id = await harness.prompt("Tell me.")
         assert (await crush.complete(run_id)).text == text
-        complete = await stage.heard.complete(run_id)
-        told = [t.read(Message) for t in stage.heard.told if t.type == "message"][-1]
-        assert (told.id, full_text(told.parts)) == (complete.message_id, text)
+        complete = await harness.received.complete(run_id)
+        message = [t.read(Message) for t in harness.received.events if t.type == "message"][-1]
+        assert (message.id, full_text(message.parts)) == (complete.message_id, text)
         assert complete.text in ("", text)
 
 
@@ -96,60 +96,60 @@ async def test_a_long_final_text_is_whole_in_the_crush_view_and_in_the_message_b
         ({"prompt": "x" * ((4 << 20) + 1)}, 413, "too_large"),
     ],
 )
-async def test_a_prompt_that_cannot_be_run_is_refused_at_once_and_starts_nothing(
+async def test_invalid_prompt_is_refused_at_once_and_starts_nothing(
     tmp_path: Path, body: dict[str, object], status: int, code: str
 ) -> None:
-    async with open_runs(tmp_path) as stage:
-        whole = {"session_id": stage.session_id, "prompt": "Hi.", **body}
-        answer = await stage.request("POST", "/agent", whole)
+    async with open_runs(tmp_path) as harness:
+        whole = {"session_id": harness.session_id, "prompt": "Hi.", **body}
+        answer = await harness.request("POST", "/agent", whole)
         assert answer.status == status
         assert f'"code":"{code}"'.encode() in answer.body
-        await stage.catch_up()
-        assert (await stage.runs(), await stage.messages()) == ([], [])
-        assert places(stage.heard, "run_changed", "run_complete", "agent_event") == []
-        assert stage.model.requests == []
-        assert not (await stage.session()).is_busy
+        await harness.catch_up()
+        assert (await harness.runs(), await harness.messages()) == ([], [])
+        assert positions(harness.received, "run_changed", "run_complete", "agent_event") == []
+        assert harness.model.requests == []
+        assert not (await harness.session()).is_busy
 
 
 @contract("INV-29")
-async def test_a_prompt_to_an_unknown_workspace_is_404(tmp_path: Path) -> None:
-    async with open_runs(tmp_path) as stage:
-        body = {"session_id": stage.session_id, "prompt": "Hi."}
-        answer = await send(stage.flow, "POST", f"/v1/workspaces/{UNKNOWN}/agent", body)
+async def test_prompt_to_an_unknown_workspace_is_404(tmp_path: Path) -> None:
+    async with open_runs(tmp_path) as harness:
+        body = {"session_id": harness.session_id, "prompt": "Hi."}
+        answer = await send(harness.flow, "POST", f"/v1/workspaces/{UNKNOWN}/agent", body)
         assert answer.status == 404
 
 
 @contract("INV-29")
-async def test_a_prompt_without_any_model_is_400_and_says_what_to_do(tmp_path: Path) -> None:
+async def test_prompt_without_a_model_is_400_with_a_hint(tmp_path: Path) -> None:
     async with (
         open_model_server() as model,
-        open_stage(tmp_path, "unix", model, config=NO_MODEL) as stage,
+        open_harness(tmp_path, "unix", model, config=NO_MODEL) as harness,
     ):
-        answer = await stage.post("Hi.")
+        answer = await harness.post("Hi.")
         assert answer.status == 400
         assert b"culm models" in answer.body
-        info = await stage.ask("/agent", AgentInfo)
+        info = await harness.ask("/agent", AgentInfo)
         assert (info.is_ready, info.is_busy) == (False, False)
-        assert await stage.runs() == []
+        assert await harness.runs() == []
 
 
 @contract("INV-29")
-async def test_an_empty_prompt_beside_a_text_file_is_accepted_and_the_model_reads_the_file(
+async def test_empty_prompt_with_a_text_file_is_accepted_and_the_file_is_sent(
     tmp_path: Path,
 ) -> None:
     note = {"file_name": "n.txt", "mime_type": "text/plain", "content": "aGVsbG8gZmlsZQ=="}
-    async with open_runs(tmp_path) as stage:
-        await stage.heard.complete(await stage.prompt("", attachments=[note]))
-        assert "hello file" in str(stage.sent(1)[0].content)
+    async with open_runs(tmp_path) as harness:
+        await harness.received.complete(await harness.prompt("", attachments=[note]))
+        assert "hello file" in str(harness.sent(1)[0].content)
 
 
 @contract("EXC-12")
-async def test_a_prompt_without_an_id_gets_one_and_its_end_names_it(tmp_path: Path) -> None:
-    async with open_runs(tmp_path) as stage:
-        run_id = await stage.prompt("Hi.")
-        complete = await stage.heard.complete(run_id)
+async def test_prompt_without_an_id_gets_one_and_run_complete_names_it(tmp_path: Path) -> None:
+    async with open_runs(tmp_path) as harness:
+        run_id = await harness.prompt("Hi.")
+        complete = await harness.received.complete(run_id)
         assert (complete.run_id, complete.text) == (run_id, "Fine.")
-        run = await stage.run(run_id)
+        run = await harness.run(run_id)
         assert (run.run_id_given, run.state, run.outcome) == (False, "ended", "end_turn")
 
 
@@ -157,136 +157,140 @@ async def test_a_prompt_without_an_id_gets_one_and_its_end_names_it(tmp_path: Pa
 
 
 @contract("INV-32", "INV-33", "EXC-10", "EXC-11")
-async def test_prompts_at_once_are_answered_one_at_a_time_in_the_order_of_their_acceptance(
+async def test_simultaneous_prompts_are_answered_in_order_of_acceptance(
     tmp_path: Path, kind: str
 ) -> None:
     held = [Reply(deltas=[f"{n}"], hold_after=1) for n in range(4)]
-    async with open_runs(tmp_path, kind, script(*held)) as stage:
+    async with open_runs(tmp_path, kind, script(*held)) as harness:
         async with asyncio.TaskGroup() as tasks:
             for name in "abcd":
-                tasks.create_task(stage.prompt(f"Prompt {name}.", run_id=name))
-        order = [run.id for run in reversed(await stage.runs())]
+                tasks.create_task(harness.prompt(f"Prompt {name}.", run_id=name))
+        order = [run.id for run in reversed(await harness.runs())]
         for n, run_id in enumerate(order):
-            seen = await stage.asked(n + 1)
-            assert stage.sent(n + 1)[-1].content == f"Prompt {run_id}."
-            assert [s.n for s in stage.seen() if not s.ended] == [seen.n]
-            assert stage.heard.completed() == order[:n]
-            stage.model.release(seen.n)
-            await stage.heard.complete(run_id)
-        texts = [text for role, text, _ in await stage.rows() if role == "assistant"]
+            seen = await harness.until_asked(n + 1)
+            assert harness.sent(n + 1)[-1].content == f"Prompt {run_id}."
+            assert [s.n for s in harness.seen() if not s.ended] == [seen.n]
+            assert harness.received.completed() == order[:n]
+            harness.model.release(seen.n)
+            await harness.received.complete(run_id)
+        texts = [text for role, text, _ in await harness.rows() if role == "assistant"]
         assert texts == ["0", "1", "2", "3"]
 
 
 @contract("INV-34", "INV-41")
-async def test_a_queued_prompt_with_an_id_has_a_turn_of_its_own_after_the_running_one(
+async def test_queued_prompt_with_an_id_gets_its_own_turn(
     tmp_path: Path,
 ) -> None:
-    async with open_runs(tmp_path, play=script(HELD, HELD)) as stage:
-        await stage.prompt("One.", run_id="one")
-        await stage.heard.text("Hello")
-        await stage.prompt("Two.", run_id="two")
-        assert (await stage.run("two")).state == "queued"
-        stage.model.release()
-        await stage.heard.complete("one")
-        # The end of the first took nothing from the second.
-        assert (await stage.session()).is_busy
-        await stage.asked(2)
-        stage.model.release()
-        second = await stage.heard.complete("two")
-        assert stage.heard.completed() == ["one", "two"]
-        assert await stage.rows() == [
+    async with open_runs(tmp_path, play=script(HELD, HELD)) as harness:
+        await harness.prompt("One.", run_id="one")
+        await harness.received.text("Hello")
+        await harness.prompt("Two.", run_id="two")
+        assert (await harness.run("two")).state == "queued"
+        harness.model.release()
+        await harness.received.complete("one")
+        # The end of the first run does not affect the second.
+        assert (await harness.session()).is_busy
+        await harness.until_asked(2)
+        harness.model.release()
+        second = await harness.received.complete("two")
+        assert harness.received.completed() == ["one", "two"]
+        assert await harness.rows() == [
             ("user", "One.", "stop"),
             ("assistant", "Hello there.", "end_turn"),
             ("user", "Two.", "stop"),
             ("assistant", "Hello there.", "end_turn"),
         ]
-        assert second.message_id == (await stage.messages())[3].id
-        assert [m.content for m in stage.sent(2)] == ["One.", "Hello there.", "Two."]
+        assert second.message_id == (await harness.messages())[3].id
+        assert [m.content for m in harness.sent(2)] == ["One.", "Hello there.", "Two."]
 
 
 @contract("EXC-1", "EXC-11")
-async def test_a_failed_run_is_told_before_the_next_begins_and_the_next_runs_all_the_same(
+async def test_failed_run_is_published_before_the_next_starts(
     tmp_path: Path,
 ) -> None:
     refused = Reply(status=401, delay_s=0.05)
-    async with open_runs(tmp_path, play=script(HELD, refused)) as stage:
-        await stage.prompt("One.", run_id="one")
-        await stage.heard.text("Hello")
-        await stage.prompt("Two.", run_id="two")
-        await stage.prompt("Three.", run_id="three")
-        stage.model.release()
-        await stage.heard.complete("three")
-        ends = [(c.run_id, bool(c.error)) for c in stage.heard.completes()]
+    async with open_runs(tmp_path, play=script(HELD, refused)) as harness:
+        await harness.prompt("One.", run_id="one")
+        await harness.received.text("Hello")
+        await harness.prompt("Two.", run_id="two")
+        await harness.prompt("Three.", run_id="three")
+        harness.model.release()
+        await harness.received.complete("three")
+        ends = [(c.run_id, bool(c.error)) for c in harness.received.completes()]
         assert ends == [("one", False), ("two", True), ("three", False)]
-        assert [error.run_id for error in stage.heard.errors()] == ["two"]
+        assert [error.run_id for error in harness.received.errors()] == ["two"]
 
-        def place(told_type: str, run_id: str, state: str = "") -> int:
-            words = [f'"run_id":"{run_id}"', f'"state":"{state}"' if state else ""]
-            told = stage.heard.told
-            return next(n for n, t in enumerate(told) if t.type == told_type and says(t, *words))
+        def position(type_: str, run_id: str, state: str = "") -> int:
+            texts = [f'"run_id":"{run_id}"', f'"state":"{state}"' if state else ""]
+            events = harness.received.events
+            return next(
+                n
+                for n, event in enumerate(events)
+                if event.type == type_ and has_text(event, *texts)
+            )
 
-        assert place("run_complete", "one") < place("run_changed", "two", "active")
-        assert place("run_complete", "two") < place("run_changed", "three", "active")
+        assert position("run_complete", "one") < position("run_changed", "two", "active")
+        assert position("run_complete", "two") < position("run_changed", "three", "active")
 
 
-# --- busy, and how it ended
+# --- busy state and outcome
 
 
 @contract("INV-40")
 @pytest.mark.parametrize("ending", ["agent_event", "run_complete"])
-async def test_a_session_is_busy_from_its_202_and_no_longer_when_its_end_is_heard(
+async def test_session_is_busy_from_the_202_until_its_end_is_published(
     tmp_path: Path, ending: str
 ) -> None:
-    async with open_runs(tmp_path, play=script(HELD)) as stage:
-        await stage.prompt("Hi.")
-        assert (await stage.session()).is_busy
-        assert (await stage.ask("/agent", AgentInfo)).is_busy
-        assert [s.is_busy for s in await stage.remote.sessions()] == [True]
-        await stage.heard.text("Hello")
-        stage.model.release()
-        await stage.heard.until(lambda told: told.type == ending)
-        assert not (await stage.session()).is_busy
-        assert not (await stage.ask("/agent", AgentInfo)).is_busy
+    async with open_runs(tmp_path, play=script(HELD)) as harness:
+        await harness.prompt("Hi.")
+        assert (await harness.session()).is_busy
+        assert (await harness.ask("/agent", AgentInfo)).is_busy
+        assert [s.is_busy for s in await harness.remote.sessions()] == [True]
+        await harness.received.text("Hello")
+        harness.model.release()
+        await harness.received.until(lambda event: event.type == ending)
+        assert not (await harness.session()).is_busy
+        assert not (await harness.ask("/agent", AgentInfo)).is_busy
 
 
 @contract("INV-40")
-async def test_a_good_end_is_told_as_agent_finished_with_the_sessions_title(tmp_path: Path) -> None:
-    async with open_runs(tmp_path) as stage:
-        await stage.heard.complete(await stage.prompt("First."))
-        await stage.heard.saying("session", "A title")
-        run_id = await stage.prompt("Hi.")
-        await stage.heard.complete(run_id)
-        said = stage.heard.all("agent_event", AgentEvent)[-1]
-        finished = AgentEvent("agent_finished", "", run_id, stage.session_id, "A title")
-        assert said == finished
+async def test_successful_run_is_published_as_agent_finished_with_the_title(tmp_path: Path) -> None:
+    async with open_runs(tmp_path) as harness:
+        await harness.received.complete(await harness.prompt("First."))
+        await harness.received.event_with("session", "A title")
+        run_id = await harness.prompt("Hi.")
+        await harness.received.complete(run_id)
+        published = harness.received.all("agent_event", AgentEvent)[-1]
+        finished = AgentEvent("agent_finished", "", run_id, harness.session_id, "A title")
+        assert published == finished
 
 
 @contract("INV-38")
-async def test_an_attempt_that_is_repeated_with_success_is_no_error_to_anybody(
+async def test_successful_retry_is_not_an_error(
     tmp_path: Path,
 ) -> None:
     broken = Reply(deltas=["Half an ", "answer"], cut_after=1)
-    async with open_runs(tmp_path, play=script(broken)) as stage:
-        run_id = await stage.prompt("Hi.")
-        await stage.clock.pass_retry(5.0)
-        complete = await stage.heard.complete(run_id)
+    async with open_runs(tmp_path, play=script(broken)) as harness:
+        run_id = await harness.prompt("Hi.")
+        await harness.clock.pass_retry(5.0)
+        complete = await harness.received.complete(run_id)
         assert (complete.text, complete.error) == ("Fine.", "")
-        await stage.catch_up()
-        assert stage.heard.errors() == []
-        assert stage.heard.completed() == [run_id]
-        assert await stage.rows() == [("user", "Hi.", "stop"), ("assistant", "Fine.", "end_turn")]
-        assert (await stage.messages())[1].rev == 2  # Taken back once, finished once.
+        await harness.catch_up()
+        assert harness.received.errors() == []
+        assert harness.received.completed() == [run_id]
+        assert await harness.rows() == [("user", "Hi.", "stop"), ("assistant", "Fine.", "end_turn")]
+        assert (await harness.messages())[1].rev == 2  # Cleared once, finished once.
 
 
 @contract("INV-39")
-async def test_a_failed_run_is_told_as_an_error_with_its_session_and_its_id(
+async def test_failed_run_is_published_as_an_error_with_session_and_run_id(
     tmp_path: Path, kind: str
 ) -> None:
-    async with open_runs(tmp_path, kind, script(Reply(status=401))) as stage:
-        run_id = await stage.prompt("Hi.", run_id="mine")
-        complete = await stage.heard.complete(run_id)
-        (error,) = stage.heard.errors()
-        assert (error.session_id, error.run_id) == (stage.session_id, "mine")
+    async with open_runs(tmp_path, kind, script(Reply(status=401))) as harness:
+        run_id = await harness.prompt("Hi.", run_id="mine")
+        complete = await harness.received.complete(run_id)
+        (error,) = harness.received.errors()
+        assert (error.session_id, error.run_id) == (harness.session_id, "mine")
         assert error.error == complete.error != ""
-        run = await stage.run(run_id)
+        run = await harness.run(run_id)
         assert (run.outcome, run.title) == ("error", "Authentication problem")

@@ -1,4 +1,4 @@
-"""A key is nowhere to be read: whatever holds it, whatever the provider does, whoever looks."""
+"""Keys are never visible, wherever they are configured and whatever the provider returns."""
 
 import json
 import logging
@@ -18,46 +18,46 @@ from culm.model.base import ToolSpec
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply
 from culm.wire.codec import Json, decode
+from tests.flow.config_files import ConfigDict, config_of, open_configured, provider, write
 from tests.flow.drive import open_events, send
 from tests.flow.probes import Probe, script
-from tests.flow.runs import Stage
-from tests.flow.written import Written, config_of, open_written, provider, write
+from tests.flow.runs import Harness
 from tests.support import contract
 
-KEY = "Zk9wQ2-h4RdT0gue55_7xLm"  # Nothing in it that a filter for keys would know.
+KEY = "Zk9wQ2-h4RdT0gue55_7xLm"  # Not in a format that a key filter would recognize.
 PAUSES = (5.0, 10.0, 20.0)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a key can be, and how the provider is configured with it there."""
+class KeyLocation:
+    """A location of a key, and the provider configuration that uses it."""
 
-    provider: Callable[[str, Path], Written]  # From its address and the test's folder.
+    provider: Callable[[str, Path], ConfigDict]  # From its URL and the folder of the test.
     server_env: Mapping[str, str] = field(default_factory=dict[str, str])
     create_env: Mapping[str, str] = field(default_factory=dict[str, str])
     is_set_by_client: bool = False
-    is_header: bool = True  # As which it can be seen to arrive.
+    is_header: bool = True  # It is sent as a header.
 
 
-def _with(key: str, **more: object) -> Callable[[str, Path], Written]:
+def _with(key: str, **more: object) -> Callable[[str, Path], ConfigDict]:
     return lambda url, _: provider(url, key, **more)
 
 
-def _printed(url: str, folder: Path) -> Written:
+def _printed(url: str, folder: Path) -> ConfigDict:
     write(folder / "vault", f"{KEY}\n")
     return provider(url, f"$(cat {folder}/vault; echo {folder} >&2)")
 
 
-PLACES = {
-    "the user's file": Place(_with(KEY)),
-    "the server's environment": Place(_with("$MY_KEY"), server_env={"MY_KEY": KEY}),
-    "a create's environment": Place(_with("${MY_KEY}"), create_env={"MY_KEY": KEY}),
-    "a client's word": Place(_with(""), is_set_by_client=True),
-    "a header": Place(_with("", extra_headers={"Authorization": f"Token {KEY}"})),
-    "a command's output": Place(_printed),
-    "the address": Place(lambda url, _: provider(f"{url}?key={KEY}", "k"), is_header=False),
-    "a key for Anthropic": Place(_with(KEY, type="anthropic")),
-    "a password": Place(
+KEY_LOCATIONS = {
+    "the user's file": KeyLocation(_with(KEY)),
+    "the server's environment": KeyLocation(_with("$MY_KEY"), server_env={"MY_KEY": KEY}),
+    "a create's environment": KeyLocation(_with("${MY_KEY}"), create_env={"MY_KEY": KEY}),
+    "a client's word": KeyLocation(_with(""), is_set_by_client=True),
+    "a header": KeyLocation(_with("", extra_headers={"Authorization": f"Token {KEY}"})),
+    "a command's output": KeyLocation(_printed),
+    "the address": KeyLocation(lambda url, _: provider(f"{url}?key={KEY}", "k"), is_header=False),
+    "a key for Anthropic": KeyLocation(_with(KEY, type="anthropic")),
+    "a password": KeyLocation(
         lambda url, _: provider(url.replace("://", f"://me:{KEY}@"), ""), is_header=False
     ),
 }
@@ -72,8 +72,8 @@ ECHOES = {
 }
 
 
-class Broken(Probe):
-    """A tool with a bug that nobody foresaw."""
+class FaultyProbe(Probe):
+    """A tool that raises an unexpected error."""
 
     @property
     def spec(self) -> ToolSpec:
@@ -83,47 +83,53 @@ class Broken(Probe):
 
 
 @asynccontextmanager
-async def open_vault(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, place: Place, model: ModelServer, tool: Broken
-) -> AsyncGenerator[Stage]:
-    for name, value in place.server_env.items():
+async def open_with_key(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    location: KeyLocation,
+    model: ModelServer,
+    tool: FaultyProbe,
+) -> AsyncGenerator[Harness]:
+    for name, value in location.server_env.items():
         monkeypatch.setenv(name, value)
-    config = config_of({"demo": place.provider(model.url, folder)})
-    async with open_written(folder, model, config, tools=[tool], env=place.create_env) as stage:
-        if place.is_set_by_client:
-            wish = {"scope": 0, "provider_id": "demo", "kind": "string", "api_key": KEY}
-            assert (await stage.request("POST", "/config/provider-key", wish)).status == 200
-        yield stage
+    config = config_of({"demo": location.provider(model.url, folder)})
+    async with open_configured(
+        folder, model, config, tools=[tool], env=location.create_env
+    ) as harness:
+        if location.is_set_by_client:
+            body = {"scope": 0, "provider_id": "demo", "kind": "string", "api_key": KEY}
+            assert (await harness.request("POST", "/config/provider-key", body)).status == 200
+        yield harness
 
 
-# --- looking everywhere
+# --- everything that is visible
 
 
 class Routes(Struct):
     paths: dict[str, dict[str, Json]]
 
 
-async def answers(stage: Stage, run_id: str) -> AsyncGenerator[tuple[str, str]]:
-    """What every route says that only shows something."""
-    routes = decode((await send(stage.flow, "GET", "/v1/openapi.json")).body, Routes).paths
-    known = {"workspace_id": stage.remote.id, "session_id": stage.session_id, "run_id": run_id}
+async def answers(harness: Harness, run_id: str) -> AsyncGenerator[tuple[str, str]]:
+    """The answers of all GET routes."""
+    routes = decode((await send(harness.flow, "GET", "/v1/openapi.json")).body, Routes).paths
+    known = {"workspace_id": harness.remote.id, "session_id": harness.session_id, "run_id": run_id}
     for path, methods in routes.items():
         if "get" not in methods or path.endswith("/events"):
             continue
         target = re.sub(r"{(\w+)}", lambda found: known.get(found[1], "x"), path)
-        answer = await send(stage.flow, "GET", target)
+        answer = await send(harness.flow, "GET", target)
         yield target, f"{answer.headers} {answer.body.decode()}"
 
 
 def files(folder: Path) -> Iterator[tuple[str, str]]:
-    """All that is on the disk, but for what a client has asked to keep."""
+    """All files on the disk, except the configuration that a client stored."""
     for file in sorted(folder.rglob("*")):
         if file.is_file() and file.name != "config.json":
             yield str(file), file.read_bytes().decode("latin-1")
 
 
 def reports(records: list[logging.LogRecord]) -> Iterator[tuple[str, str]]:
-    """Every line of the log, and of a crash all that a curious report would hold."""
+    """Every log line, and the traceback of a crash with its local variables."""
     for record in records:
         yield "log", f"{record.getMessage()} {record.args!r}"
         if record.exc_info and (exc := record.exc_info[1]) is not None:
@@ -137,32 +143,32 @@ def assert_hidden(where: str, text: str) -> None:
 
 
 @contract("EXC-21", "CFG-4")
-@pytest.mark.parametrize("name", PLACES)
-async def test_a_key_is_in_no_answer_no_event_no_log_no_file_and_no_crash_report(
+@pytest.mark.parametrize("name", KEY_LOCATIONS)
+async def test_key_is_in_no_response_event_log_file_or_crash_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    place, tool = PLACES[name], Broken("probe")
+    location, tool = KEY_LOCATIONS[name], FaultyProbe("probe")
     async with (
         open_model_server(script(*ECHOES.values())) as model,
-        open_vault(tmp_path, monkeypatch, place, model, tool) as stage,
-        open_events(stage.flow, stage.remote, view="crush") as theirs,
-        open_events(stage.flow, stage.remote) as ours,
+        open_with_key(tmp_path, monkeypatch, location, model, tool) as harness,
+        open_events(harness.flow, harness.remote, view="crush") as theirs,
+        open_events(harness.flow, harness.remote) as ours,
     ):
-        ended = [await stage.heard.complete(await stage.prompt(why)) for why in ECHOES]
+        ended = [await harness.received.complete(await harness.prompt(why)) for why in ECHOES]
         assert all(complete.error for complete in ended), "each of them failed"
-        fine = await stage.heard.complete(await stage.prompt("Hi."))
+        fine = await harness.received.complete(await harness.prompt("Hi."))
         assert fine.text == "Fine."
-        for seen in stage.seen() if place.is_header else ():
+        for seen in harness.seen() if location.is_header else ():
             assert KEY in str(dict(seen.headers))
-        tool.parallel = True  # From here on it breaks whatever asks for it.
-        crashed = await stage.heard.complete(await stage.prompt("Break."))
+        tool.parallel = True  # From here on it raises.
+        crashed = await harness.received.complete(await harness.prompt("Break."))
         assert crashed.error == "Internal error: See the server's log."
 
         last = crashed.run_id.encode()
         for stream in (theirs, ours):
             assert_hidden("an event", (await stream.until(last)).decode())
-        async for where, text in answers(stage, ended[0].run_id):
+        async for where, text in answers(harness, ended[0].run_id):
             assert_hidden(where, text)
         for where, text in files(tmp_path / "data"):
             assert_hidden(where, text)
@@ -170,22 +176,25 @@ async def test_a_key_is_in_no_answer_no_event_no_log_no_file_and_no_crash_report
         assert_hidden(where, text)
 
 
-async def test_a_provider_that_cannot_be_reached_is_named_without_the_key(
+async def test_unreachable_provider_is_named_without_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # Bound and not listening: nobody answers there.
+        taken.bind(("127.0.0.1", 0))  # Bound and not listening, so connections are refused.
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1?key={KEY}"
         config = config_of({"demo": provider(url, KEY)})
-        async with open_model_server() as model, open_written(tmp_path, model, config) as stage:
-            run_id = await stage.prompt("Hi.")
+        async with (
+            open_model_server() as model,
+            open_configured(tmp_path, model, config) as harness,
+        ):
+            run_id = await harness.prompt("Hi.")
             for pause_s in PAUSES:
-                await stage.clock.pass_retry(pause_s)
-            complete = await stage.heard.complete(run_id)
+                await harness.clock.pass_retry(pause_s)
+            complete = await harness.received.complete(run_id)
             assert complete.error.startswith("No connection: 127.0.0.1:")
             assert_hidden("the error", complete.error)
-            assert_hidden("the run", str(await stage.run(run_id)))
+            assert_hidden("the run", str(await harness.run(run_id)))
     for where, text in (*reports(caplog.records), *files(tmp_path / "data")):
         assert_hidden(where, text)
 
@@ -193,14 +202,14 @@ async def test_a_provider_that_cannot_be_reached_is_named_without_the_key(
 @pytest.mark.parametrize(
     "key", [f"{KEY}\nX", f"{KEY}\0", f"{KEY}…", f"\ud800{KEY}"], ids=["lines", "NUL", "…", "half"]
 )
-async def test_a_key_that_cannot_be_sent_is_not_repeated(
+async def test_key_that_cannot_be_sent_is_not_shown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
     async with open_model_server(script()) as model:
         config = config_of({"demo": provider(model.url, key)})
-        async with open_written(tmp_path, model, config) as stage:
-            complete = await stage.heard.complete(await stage.prompt("Hi."))
+        async with open_configured(tmp_path, model, config) as harness:
+            complete = await harness.received.complete(await harness.prompt("Hi."))
             assert complete.error or complete.text
             assert_hidden("the error", complete.error)
     for where, text in (*reports(caplog.records), *files(tmp_path / "data")):
@@ -221,12 +230,12 @@ async def test_a_key_that_cannot_be_sent_is_not_repeated(
         ("set", {"scope": 7, "key": "providers.demo.api_key", "value": KEY}),
     ],
 )
-async def test_a_wish_that_is_refused_does_not_come_back_with_the_key_in_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, route: str, body: Written
+async def test_refused_config_change_does_not_return_the_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, route: str, body: ConfigDict
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with open_model_server() as model, open_written(tmp_path, model, {}) as stage:
-        answer = await stage.request("POST", f"/config/{route}", body)
+    async with open_model_server() as model, open_configured(tmp_path, model, {}) as harness:
+        answer = await harness.request("POST", f"/config/{route}", body)
         assert answer.status == 400
         assert_hidden("the answer", answer.body.decode())
     for where, text in reports(caplog.records):
@@ -234,10 +243,10 @@ async def test_a_wish_that_is_refused_does_not_come_back_with_the_key_in_it(
 
 
 @pytest.mark.parametrize("login", [f"me:{KEY}", f"me:p@{KEY}", f"{KEY}:", f"me:{KEY}@"])
-async def test_an_address_is_shown_without_who_logs_in_there(tmp_path: Path, login: str) -> None:
+async def test_base_url_is_shown_without_credentials(tmp_path: Path, login: str) -> None:
     config = config_of({"demo": provider(f"http://{login}@127.0.0.1:1/v1")})
-    async with open_model_server() as model, open_written(tmp_path, model, config) as stage:
-        shown = stage.remote.info.config.providers["demo"].base_url
+    async with open_model_server() as model, open_configured(tmp_path, model, config) as harness:
+        shown = harness.remote.info.config.providers["demo"].base_url
         assert shown == "http://127.0.0.1:1/v1"
 
 
@@ -254,14 +263,14 @@ async def test_an_address_is_shown_without_who_logs_in_there(tmp_path: Path, log
     ],
     ids=["cut off", "no string", "a list", "misspelled", "behind the end", "everywhere"],
 )
-async def test_a_mistake_in_a_file_is_told_without_the_key_beside_it(
+async def test_config_error_is_reported_without_the_key_beside_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
     (tmp_path / "project").mkdir()
     write(tmp_path / "project" / "culm.json", broken)
-    async with open_model_server() as model, open_written(tmp_path, model, {}) as stage:
-        assert stage.remote.info.notices
-        assert_hidden("the workspace", str(stage.remote.info))
+    async with open_model_server() as model, open_configured(tmp_path, model, {}) as harness:
+        assert harness.remote.info.notices
+        assert_hidden("the workspace", str(harness.remote.info))
     for where, text in reports(caplog.records):
         assert_hidden(where, text)

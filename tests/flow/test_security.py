@@ -1,4 +1,4 @@
-"""Who may talk to the server, by which door, and what it refuses to do by accident."""
+"""Authorization of requests by listener, and unsafe options that are refused."""
 
 import stat
 from collections.abc import AsyncGenerator
@@ -20,7 +20,7 @@ from tests.support import FakeClock, contract, serve_options
 
 pytestmark = pytest.mark.sockets
 
-# Everything but the two that a monitor may ask for is behind the gate; so are those.
+# Every path is protected, including health and version.
 GUARDED = ["/v1/health", "/v1/version", "/v1/workspaces", "/v1/nothing", "/"]
 
 
@@ -44,7 +44,7 @@ async def serving(options: ServeOptions) -> AsyncGenerator[FlowServer]:
 
 
 async def refusal(options: ServeOptions) -> AppError:
-    """What a server says that does not start."""
+    """The error of a server that does not start."""
     with pytest.raises(AppError) as refused:
         async with serving(options):
             pass
@@ -60,7 +60,7 @@ async def refusal(options: ServeOptions) -> AppError:
     [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic {}", "{}", "Bearer {}x", "Bearer x{}",
      "Bearer \xff", "Bearer {} {}"],
 )  # fmt: skip
-async def test_a_tcp_request_without_the_token_is_401(
+async def test_tcp_request_without_the_token_is_401(
     tcp: FlowServer, authorization: str | None
 ) -> None:
     assert tcp.server.token is not None
@@ -74,7 +74,7 @@ async def test_a_tcp_request_without_the_token_is_401(
 
 
 @contract("EXC-21")
-async def test_a_tcp_request_with_the_token_is_served(tcp: FlowServer) -> None:
+async def test_tcp_request_with_the_token_is_served(tcp: FlowServer) -> None:
     for scheme in ("Bearer", "bearer"):
         headers = {"Authorization": f"{scheme} {tcp.server.token}"}
         assert (await send(tcp, "GET", "/v1/health", headers=headers)).status == 200
@@ -85,7 +85,7 @@ async def test_a_tcp_request_with_the_token_is_served(tcp: FlowServer) -> None:
     "host",
     ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "", "127.0.0.1.:{port}"],
 )
-async def test_a_tcp_request_for_another_host_is_403_even_with_the_token(
+async def test_tcp_request_for_another_host_is_403_even_with_the_token(
     tcp: FlowServer, host: str
 ) -> None:
     assert (await ask_host(tcp, host)).status == 403
@@ -95,7 +95,7 @@ async def test_a_tcp_request_for_another_host_is_403_even_with_the_token(
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"]
 )
-async def test_a_tcp_request_for_a_loopback_name_is_served(tcp: FlowServer, host: str) -> None:
+async def test_tcp_request_for_a_loopback_name_is_served(tcp: FlowServer, host: str) -> None:
     assert (await ask_host(tcp, host)).status == 200
 
 
@@ -116,7 +116,7 @@ def port_of(flow: FlowServer) -> int:
     ["http://evil.example", "null", "", "http://127.0.0.1", "http://127.0.0.1:1", "file://",
      "http://evil@127.0.0.1:{port}", "http://[", "http://127.0.0.1:{port}.evil.example"],
 )  # fmt: skip
-async def test_a_tcp_request_from_another_origin_is_403_even_with_the_token(
+async def test_tcp_request_from_another_origin_is_403_even_with_the_token(
     tcp: FlowServer, origin: str
 ) -> None:
     headers = {"Origin": origin.replace("{port}", str(port_of(tcp)))}
@@ -131,7 +131,7 @@ async def test_a_tcp_request_from_another_origin_is_403_even_with_the_token(
 
 
 @contract("EXC-21")
-async def test_a_tcp_request_from_our_own_origin_is_served_without_opening_others(
+async def test_tcp_request_from_our_own_origin_is_served_without_cors_headers(
     tcp: FlowServer,
 ) -> None:
     headers = {"Origin": f"http://127.0.0.1:{port_of(tcp)}"}
@@ -141,7 +141,7 @@ async def test_a_tcp_request_from_our_own_origin_is_served_without_opening_other
 
 
 @contract("EXC-21")
-async def test_an_allowed_host_is_served_with_and_without_port(tmp_path: Path) -> None:
+async def test_allowed_host_is_served_with_and_without_port(tmp_path: Path) -> None:
     options = replace(serve_options(tmp_path, "tcp://127.0.0.1:0"), allow_hosts=("Agents.Example",))
     async with serving(options) as flow:
         for host, status in [
@@ -156,7 +156,7 @@ async def test_an_allowed_host_is_served_with_and_without_port(tmp_path: Path) -
 
 
 @contract("EXC-21")
-async def test_without_authentication_loopback_still_refuses_other_hosts_and_origins(
+async def test_loopback_without_auth_still_refuses_other_hosts_and_origins(
     tmp_path: Path,
 ) -> None:
     options = replace(serve_options(tmp_path, "tcp://127.0.0.1:0"), auth=False)
@@ -173,7 +173,7 @@ async def test_without_authentication_loopback_still_refuses_other_hosts_and_ori
 
 
 @contract("EXC-21")
-async def test_a_unix_socket_needs_no_token_and_looks_at_neither_host_nor_origin(
+async def test_unix_socket_needs_no_token_and_ignores_host_and_origin(
     unix: FlowServer,
 ) -> None:
     assert unix.server.token is None
@@ -187,7 +187,7 @@ async def test_a_unix_socket_needs_no_token_and_looks_at_neither_host_nor_origin
 
 
 @contract("EXC-21")
-async def test_a_unix_socket_is_for_its_user_alone(tmp_path: Path, unix: FlowServer) -> None:
+async def test_unix_socket_is_accessible_only_to_its_user(tmp_path: Path, unix: FlowServer) -> None:
     address = unix.server.addresses[0]
     assert isinstance(address, UnixAddress)
     found = address.path.stat()
@@ -196,7 +196,7 @@ async def test_a_unix_socket_is_for_its_user_alone(tmp_path: Path, unix: FlowSer
 
 
 @contract("EXC-21")
-async def test_the_folder_made_for_a_unix_socket_is_private_and_the_socket_goes_at_the_end(
+async def test_socket_folder_is_private_and_the_socket_is_removed_at_exit(
     unix: FlowServer,
 ) -> None:
     address = unix.server.addresses[0]
@@ -208,7 +208,7 @@ async def test_the_folder_made_for_a_unix_socket_is_private_and_the_socket_goes_
 
 
 @contract("EXC-21")
-async def test_a_second_server_at_a_live_socket_is_refused_and_the_first_stays(
+async def test_second_server_at_the_same_socket_is_refused(
     unix: FlowServer,
 ) -> None:
     error = await refusal(serve_options(unix.folder / "other", unix.url))
@@ -218,7 +218,7 @@ async def test_a_second_server_at_a_live_socket_is_refused_and_the_first_stays(
 
 
 @contract("EXC-21")
-async def test_one_server_guards_its_tcp_door_and_not_its_unix_door(
+async def test_server_with_both_listeners_needs_a_token_only_on_tcp(
     unix: FlowServer, tmp_path: Path
 ) -> None:
     address = unix.server.addresses[0]
@@ -238,7 +238,7 @@ async def test_one_server_guards_its_tcp_door_and_not_its_unix_door(
 
 
 @contract("EXC-21")
-async def test_the_token_file_is_made_for_its_user_alone_and_kept(tmp_path: Path) -> None:
+async def test_token_file_is_private_and_reused(tmp_path: Path) -> None:
     options = serve_options(tmp_path, "tcp://127.0.0.1:0")
     async with serving(options) as flow:
         first = flow.server.token
@@ -254,7 +254,7 @@ async def test_the_token_file_is_made_for_its_user_alone_and_kept(tmp_path: Path
 
 @contract("EXC-21")
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o660])
-async def test_a_token_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
+async def test_token_file_accessible_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     file = tmp_path / "token"
     file.write_text("secret-token\n")
     file.chmod(mode)
@@ -270,12 +270,12 @@ async def test_a_token_file_that_others_can_use_is_refused(tmp_path: Path, mode:
 
 @contract("EXC-21")
 @pytest.mark.parametrize("content", ["", " \n"])
-async def test_an_empty_token_file_is_refused(tmp_path: Path, content: str) -> None:
+async def test_empty_token_file_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "token"
     file.write_text(content)
     file.chmod(0o600)
     options = replace(serve_options(tmp_path, "tcp://127.0.0.1:0"), token_file=file)
-    assert "holds no token" in (await refusal(options)).message
+    assert "does not contain a token" in (await refusal(options)).message
 
 
 # --- beyond loopback
@@ -283,7 +283,7 @@ async def test_an_empty_token_file_is_refused(tmp_path: Path, content: str) -> N
 
 @contract("EXC-21")
 @pytest.mark.parametrize("host", ["tcp://0.0.0.0:0", "tcp://[::]:0", "tcp://192.0.2.1:0"])
-async def test_a_listener_beyond_loopback_without_tls_is_refused(tmp_path: Path, host: str) -> None:
+async def test_listener_beyond_loopback_without_tls_is_refused(tmp_path: Path, host: str) -> None:
     error = await refusal(serve_options(tmp_path, host))
     assert isinstance(error, ListenFailed)
     assert "--insecure-plaintext-network" in error.hint
@@ -292,7 +292,7 @@ async def test_a_listener_beyond_loopback_without_tls_is_refused(tmp_path: Path,
 
 @contract("EXC-21")
 @pytest.mark.parametrize("plaintext", [True, False])
-async def test_no_authentication_beyond_loopback_is_refused_even_when_forced(
+async def test_no_auth_beyond_loopback_is_refused_even_when_forced(
     tmp_path: Path, *, plaintext: bool
 ) -> None:
     options = replace(
@@ -306,7 +306,7 @@ async def test_no_authentication_beyond_loopback_is_refused_even_when_forced(
 
 
 @contract("EXC-21")
-async def test_a_forced_plaintext_listener_still_asks_for_the_token(tmp_path: Path) -> None:
+async def test_forced_plaintext_listener_still_requires_the_token(tmp_path: Path) -> None:
     options = replace(serve_options(tmp_path, "tcp://0.0.0.0:0"), plaintext_network=True)
     async with serving(options) as flow:
         local = TcpAddress("127.0.0.1", port_of(flow))
@@ -317,13 +317,13 @@ async def test_a_forced_plaintext_listener_still_asks_for_the_token(tmp_path: Pa
 
 
 @contract("EXC-21")
-async def test_a_tls_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
+async def test_tls_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
     options = replace(serve_options(tmp_path, "tcp://127.0.0.1:0"), tls_cert=tmp_path / "cert")
     assert "go together" in (await refusal(options)).message
 
 
 @contract("EXC-21")
-async def test_the_token_is_in_no_answer(tcp: FlowServer) -> None:
+async def test_token_is_in_no_response(tcp: FlowServer) -> None:
     async with open_client(tcp.url, token=tcp.server.token) as client:
         remote = await client.open_workspace(tcp.directory())
         assert tcp.server.token is not None

@@ -1,4 +1,4 @@
-"""What clients see of each other, of messages as they grow, and of an interruption."""
+"""Event streams with two clients, and growing messages."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.sockets
 
 
 @contract("INV-2")
-async def test_an_event_published_once_arrives_at_both_clients(flow: FlowServer) -> None:
+async def test_published_event_arrives_at_both_clients(flow: FlowServer) -> None:
     a, b = await flow.client(), await flow.client()
     here, there = await a.open_workspace(flow.directory()), await b.open_workspace(flow.directory())
     assert here.id == there.id
@@ -27,7 +27,7 @@ async def test_an_event_published_once_arrives_at_both_clients(flow: FlowServer)
 
 
 @contract("EXC-14")
-async def test_a_message_grows_by_deltas_at_every_client(flow: FlowServer) -> None:
+async def test_message_grows_by_deltas_at_every_client(flow: FlowServer) -> None:
     client = await flow.client()
     remote = await client.open_workspace(flow.directory())
     session = await remote.create_session("growing")
@@ -35,8 +35,8 @@ async def test_a_message_grows_by_deltas_at_every_client(flow: FlowServer) -> No
     async with open_mirror(remote) as follower, asyncio.timeout(WAIT_S):
         await follower.connected()
         draft, _ = messages.open(session.id, model="m", provider="p")
-        for word in ("grüße ", "🌱 ", "world"):
-            messages.append(draft, 0, "text", word)
+        for text in ("grüße ", "🌱 ", "world"):
+            messages.append(draft, 0, "text", text)
             await asyncio.sleep(0)
         expected = TextPart(Text("grüße 🌱 world"))
         await follower.until(lambda m: any(x.parts == [expected] for x in m.messages.values()))

@@ -1,4 +1,4 @@
-"""The end of a workspace: refused, waited for, bounded, and never mistaken for its successor."""
+"""Teardown of a workspace: requests meanwhile, its time limit, and reopening."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -33,7 +33,7 @@ def data(flow: FlowServer) -> Path:
 
 
 @contract("INV-27")
-async def test_a_closing_workspace_answers_404_on_every_route(flow: FlowServer) -> None:
+async def test_closing_workspace_answers_404_on_every_route(flow: FlowServer) -> None:
     remote = await opened(flow)
     session = await remote.create_session("s")
     with held_database(data(flow), flow.directory()):
@@ -62,23 +62,23 @@ async def test_a_closing_workspace_answers_404_on_every_route(flow: FlowServer) 
 
 
 @contract("INV-27")
-async def test_a_write_under_way_when_the_workspace_closes_is_answered_and_kept(
+async def test_pending_write_is_answered_and_kept_when_the_workspace_closes(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
         with held_database(data(flow), flow.directory()):
             writing = tasks.create_task(remote.create_session("in time"))
-            await flow.settle()
+            await flow.run_ready()
             await remote.release()
-            await flow.settle()
+            await flow.run_ready()
             assert not writing.done()
     again = await opened(flow)
     assert await again.sessions() == [writing.result()]
 
 
 @contract("INV-27")
-async def test_an_open_message_is_closed_truthfully_before_the_storage_is(
+async def test_open_message_is_closed_as_interrupted_before_the_store_closes(
     flow: FlowServer,
 ) -> None:
     remote = await opened(flow)
@@ -88,9 +88,9 @@ async def test_an_open_message_is_closed_truthfully_before_the_storage_is(
     messages.append(draft, 0, "text", "half a sent")
     async with open_events(flow, remote) as events:
         await remote.client.retire()
-        told = (await events.end()).decode()
-    assert "half a sent" in told
-    assert '"culm_reason":"interrupted"' in told
+        received = (await events.end()).decode()
+    assert "half a sent" in received
+    assert '"culm_reason":"interrupted"' in received
     again = await opened(flow)
     (message,) = await again.messages(session.id)
     text, finish = message.parts
@@ -100,7 +100,7 @@ async def test_an_open_message_is_closed_truthfully_before_the_storage_is(
 
 
 @contract("INV-27")
-async def test_a_create_during_the_teardown_waits_for_it_and_opens_anew(flow: FlowServer) -> None:
+async def test_create_during_teardown_waits_and_opens_a_new_workspace(flow: FlowServer) -> None:
     remote = await opened(flow)
     session = await remote.create_session("kept")
     old = flow.workspace(remote.id)
@@ -108,7 +108,7 @@ async def test_a_create_during_the_teardown_waits_for_it_and_opens_anew(flow: Fl
         with held_database(data(flow), flow.directory()):
             await remote.release()
             creating = tasks.create_task(opened(flow))
-            await flow.settle()
+            await flow.run_ready()
             assert not creating.done()
     again = creating.result()
     assert flow.workspace(again.id) is not old
@@ -117,7 +117,7 @@ async def test_a_create_during_the_teardown_waits_for_it_and_opens_anew(flow: Fl
 
 
 @contract("INV-14", "INV-27")
-async def test_the_old_stream_ends_before_the_new_incarnation_which_it_does_not_touch(
+async def test_old_stream_that_ended_before_reopening_does_not_affect_it(
     flow: FlowServer,
 ) -> None:
     first = await opened(flow)
@@ -125,13 +125,13 @@ async def test_the_old_stream_ends_before_the_new_incarnation_which_it_does_not_
         await first.client.retire()
         await events.end()
     again = await opened(flow)
-    await flow.settle()
+    await flow.run_ready()
     flow.clock.advance(29)
     assert await status_of(again.client, again.path()) == 200
 
 
 @contract("INV-14", "INV-27")
-async def test_the_old_stream_ends_while_the_new_incarnation_waits_and_does_not_touch_it(
+async def test_old_stream_that_ends_during_reopening_does_not_affect_it(
     flow: FlowServer,
 ) -> None:
     first = await opened(flow)
@@ -143,7 +143,7 @@ async def test_the_old_stream_ends_while_the_new_incarnation_waits_and_does_not_
         with held_database(data(flow), flow.directory()):
             await first.client.retire()
             creating = tasks.create_task(opened(flow))
-            await flow.settle()
+            await flow.run_ready()
         again = await creating
         await events.end()
     flow.clock.advance(29)
@@ -151,7 +151,7 @@ async def test_the_old_stream_ends_while_the_new_incarnation_waits_and_does_not_
 
 
 @contract("INV-14", "INV-27")
-async def test_an_old_stream_read_to_its_end_only_later_does_not_touch_the_new_incarnation(
+async def test_old_stream_read_after_reopening_does_not_affect_it(
     flow: FlowServer,
 ) -> None:
     first = await opened(flow)
@@ -164,21 +164,21 @@ async def test_an_old_stream_read_to_its_end_only_later_does_not_touch_the_new_i
         again = await opened(flow)
         async with open_events(flow, again) as new:
             await old.end()
-            await flow.settle()
+            await flow.run_ready()
             later = await again.create_session("later")
             await new.until(later.id.encode())
             assert later.id.encode() not in old.seen
 
 
 def fill(flow: FlowServer, remote: RemoteWorkspace, session_id: SessionId, size: int) -> None:
-    """More than a client that does not read can be sent."""
+    """Add more than can be sent to a client that does not read."""
     messages = flow.workspace(remote.id).messages
     for _ in range(size >> 16):
         messages.add(session_id, "user", [TextPart(Text("x" * (1 << 16)))])
 
 
 @contract("INV-19")
-async def test_a_retired_clients_old_stream_does_not_end_the_claim_of_its_newer_one(
+async def test_old_stream_of_a_retired_client_does_not_end_its_new_claim(
     flow: FlowServer,
 ) -> None:
     here, there = await opened(flow), await opened(flow)
@@ -188,14 +188,14 @@ async def test_a_retired_clients_old_stream_does_not_end_the_claim_of_its_newer_
         async with open_events(flow, here) as newer:
             await old.aclose()
             await there.client.retire()
-            await flow.settle()
+            await flow.run_ready()
             flow.clock.advance(3600)
             session = await there.create_session("alive")
             await newer.until(session.id.encode())
 
 
 @contract("INV-19")
-async def test_a_stream_of_a_retired_client_is_told_events_until_the_workspace_closes(
+async def test_stream_of_a_retired_client_continues_until_the_workspace_closes(
     flow: FlowServer,
 ) -> None:
     here, there = await opened(flow), await opened(flow)
@@ -208,9 +208,7 @@ async def test_a_stream_of_a_retired_client_is_told_events_until_the_workspace_c
 
 
 @contract("EXC-17")
-async def test_a_create_waits_for_a_teardown_no_longer_than_its_bound(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_create_waits_for_a_teardown_at_most_teardown_s(tmp_path: Path, kind: str) -> None:
     async with open_flow(tmp_path, kind, settings=Settings(teardown_s=0.05)) as flow:
         remote = await opened(flow)
         with held_database(data(flow), flow.directory()):
@@ -223,7 +221,7 @@ async def test_a_create_waits_for_a_teardown_no_longer_than_its_bound(
 
 
 @contract("EXC-17")
-async def test_a_client_that_reads_nothing_does_not_hold_up_the_teardown(flow: FlowServer) -> None:
+async def test_client_that_reads_nothing_does_not_delay_teardown(flow: FlowServer) -> None:
     remote = await opened(flow)
     session = await remote.create_session("s")
     async with open_events(flow, remote):
@@ -236,18 +234,18 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_teardown(flow: F
 
 
 @contract("EXC-17")
-async def test_nothing_of_a_closed_workspace_waits_on_the_clock(flow: FlowServer) -> None:
+async def test_closed_workspace_leaves_no_timer(flow: FlowServer) -> None:
     remote = await opened(flow)
     async with open_events(flow, remote) as events:
         await remote.client.retire()
         await events.end()
     await closed(flow, remote)
-    await flow.settle()
-    assert flow.clock.armed() == 2  # The server's own: its linger, and the sweep of its fleet.
+    await flow.run_ready()
+    assert flow.clock.armed() == 2  # Those of the server: its linger and the sweep of its fleet.
 
 
 @contract("EXC-19")
-async def test_closing_one_workspace_leaves_the_streams_and_writes_of_another(
+async def test_closing_one_workspace_does_not_affect_another(
     flow: FlowServer,
 ) -> None:
     left, right = await opened(flow, "left"), await opened(flow, "right")

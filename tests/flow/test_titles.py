@@ -1,23 +1,23 @@
-"""Titles: a session is named by what was said in it first, and no run depends on that."""
+"""Titles: a session is titled by its first prompt, and no run depends on it."""
 
 from pathlib import Path
 
 import pytest
 
 from culm.testing.model_server import open_model_server
-from culm.testing.script import Reply, Rule, Script
+from culm.testing.script import Reply, ReplyRule, Script
 from tests.flow.drive import until
 from tests.flow.probes import TITLE, Gate, Probe, calling, script
-from tests.flow.runs import Stage, open_runs, open_stage
+from tests.flow.runs import Harness, open_harness, open_runs
 from tests.support import model_config
 
 
-async def titled(stage: Stage) -> str:
-    """The title that the session gets."""
-    await stage.heard.until(
-        lambda told: told.type == "session" and b'"unnamed"' not in bytes(told.payload)
+async def until_titled(harness: Harness) -> str:
+    """Wait for the title of the session."""
+    await harness.received.until(
+        lambda event: event.type == "session" and b'"unnamed"' not in bytes(event.payload)
     )
-    return (await stage.session()).title
+    return (await harness.session()).title
 
 
 @pytest.mark.parametrize(
@@ -32,67 +32,67 @@ async def titled(stage: Stage) -> str:
         (Reply(text="Half", cut_after=1), "Hi.", "Untitled Session"),
     ],
 )
-async def test_a_session_is_named_by_its_first_prompt_and_the_run_does_not_depend_on_it(
+async def test_session_is_titled_by_its_first_prompt_and_the_run_ignores_failure(
     tmp_path: Path, reply: Reply, prompt: str, title: str
 ) -> None:
-    play = Script([], [Rule(when="Write a title", reply=reply)], Reply(text="Fine."))
-    async with open_runs(tmp_path, play=play) as stage:
-        complete = await stage.heard.complete(await stage.prompt(prompt))
+    play = Script([], [ReplyRule(when="Write a title", reply=reply)], Reply(text="Fine."))
+    async with open_runs(tmp_path, play=play) as harness:
+        complete = await harness.received.complete(await harness.prompt(prompt))
         assert (complete.text, complete.error) == ("Fine.", "")
-        assert await titled(stage) == title
-        assert stage.heard.errors() == []
+        assert await until_titled(harness) == title
+        assert harness.received.errors() == []
 
 
-async def test_the_large_model_names_a_session_that_the_small_one_could_not(tmp_path: Path) -> None:
-    fails = Rule(when="Write a title", reply=Reply(status=401), times=1)
+async def test_large_model_titles_a_session_when_the_small_one_fails(tmp_path: Path) -> None:
+    fails = ReplyRule(when="Write a title", reply=Reply(status=401), times=1)
     async with open_model_server(Script([], [fails, TITLE], Reply(text="Fine."))) as model:
         config = model_config(model.url)
         config["models"] = {
             "large": {"provider": "demo", "model": "demo-1"},
             "small": {"provider": "demo", "model": "demo-0"},
         }
-        async with open_stage(tmp_path, "unix", model, config=config) as stage:
-            await stage.talk("Hi.")
-            assert await titled(stage) == "A title"
-            asked = [seen.body["model"] for seen in model.requests if seen not in stage.seen()]
+        async with open_harness(tmp_path, "unix", model, config=config) as harness:
+            await harness.talk("Hi.")
+            assert await until_titled(harness) == "A title"
+            asked = [seen.body["model"] for seen in model.requests if seen not in harness.seen()]
             assert asked == ["demo-0", "demo-1"]
 
 
-async def test_only_the_first_prompt_names_a_session(tmp_path: Path) -> None:
-    async with open_runs(tmp_path, play=Script([], [TITLE], Reply(text="Fine."))) as stage:
-        await stage.talk("One.")
-        await titled(stage)
-        await stage.remote.rename_session(stage.session_id, "Mine")
-        await stage.talk("Two.", "Three.")
-        assert len(stage.model.requests) == 4
-        assert (await stage.session()).title == "Mine"
-        asked = [seen for seen in stage.model.requests if seen not in stage.seen()]
+async def test_only_the_first_prompt_titles_a_session(tmp_path: Path) -> None:
+    async with open_runs(tmp_path, play=Script([], [TITLE], Reply(text="Fine."))) as harness:
+        await harness.talk("One.")
+        await until_titled(harness)
+        await harness.remote.rename_session(harness.session_id, "Mine")
+        await harness.talk("Two.", "Three.")
+        assert len(harness.model.requests) == 4
+        assert (await harness.session()).title == "Mine"
+        asked = [seen for seen in harness.model.requests if seen not in harness.seen()]
         assert b'"max_tokens":40' in asked[0].raw
 
 
-async def test_a_prompt_that_was_cancelled_in_its_turn_still_names_its_session(
+async def test_prompt_cancelled_during_its_turn_still_titles_its_session(
     tmp_path: Path,
 ) -> None:
     gate = Gate()
     async with open_runs(
         tmp_path, play=script(calling("held")), tools=[Probe("held", gate.pass_through)]
-    ) as stage:
-        run_id = await stage.prompt("Hi.")
+    ) as harness:
+        run_id = await harness.prompt("Hi.")
         await until(lambda: gate.inside == 1)
-        await stage.cancel()
-        await stage.heard.complete(run_id)
-        assert await titled(stage) == "A title"
+        await harness.cancel()
+        await harness.received.complete(run_id)
+        assert await until_titled(harness) == "A title"
 
 
-async def test_a_title_that_is_awaited_holds_up_neither_the_run_nor_the_end_of_the_server(
+async def test_pending_title_delays_neither_the_run_nor_the_server_exit(
     tmp_path: Path,
 ) -> None:
-    rules = [Rule(when="Write a title", reply=Reply(text="Late", hold_after=0))]
+    rules = [ReplyRule(when="Write a title", reply=Reply(text="Late", hold_after=0))]
     play = Script([], rules, Reply(text="Fine."))
     async with open_model_server(play) as model:
-        async with open_stage(tmp_path, "unix", model) as stage:
-            await stage.talk("Hi.")
+        async with open_harness(tmp_path, "unix", model) as harness:
+            await harness.talk("Hi.")
             await until(lambda: len(model.requests) == 2)
-        async with open_stage(tmp_path, "unix", model, session_id=stage.session_id) as stage:
-            assert (await stage.session()).title == "unnamed"
-            assert [run.outcome for run in await stage.runs()] == ["end_turn"]
+        async with open_harness(tmp_path, "unix", model, session_id=harness.session_id) as harness:
+            assert (await harness.session()).title == "unnamed"
+            assert [run.outcome for run in await harness.runs()] == ["end_turn"]

@@ -1,4 +1,4 @@
-"""The checklist of the Crush wire, line by line: what its client relies on is there."""
+"""The checklist of the Crush wire: everything that its client relies on."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from culm.ids import SessionId
 from culm.server.app import KEEPALIVE_S
 from culm.server.listen import UnixAddress
 from culm.testing.model_server import ModelServer, open_model_server
-from culm.testing.script import Reply, Rule, Script
+from culm.testing.script import Reply, ReplyRule, Script
 from culm.wire import messages as m
 from culm.wire.agent import RUN_HEADER
 from culm.wire.events import CRUSH_PAYLOADS
@@ -28,7 +28,7 @@ from tests.support import NO_MODEL, WAIT_S, contract, model_config
 
 pytestmark = pytest.mark.sockets
 
-IDLE_S = 90.0  # How long a Crush client keeps a connection that it may send a POST on.
+IDLE_S = 90.0  # The time a Crush client keeps an idle connection for a POST.
 PARTS: list[m.Part] = [
     m.TextPart(m.Text("hi")),
     m.ReasoningPart(m.Reasoning("hm", "", 1, 2)),
@@ -46,7 +46,7 @@ async def opened(flow: FlowServer) -> tuple[RemoteWorkspace, SessionId]:
 
 
 def crush_events(stream: RawStream) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every line as a Crush client takes it: `data:`, one JSON text, an envelope in an envelope."""
+    """Every line as a Crush client parses it: `data:`, one JSON text, two nested envelopes."""
     for line in stream.seen.decode().split("\n"):
         if line.strip():
             assert line.startswith("data: "), line
@@ -59,7 +59,7 @@ def crush_events(stream: RawStream) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @contract("WIRE-1")
-async def test_a_connection_is_kept_longer_than_its_client_keeps_it(flow: FlowServer) -> None:
+async def test_server_keepalive_is_longer_than_that_of_the_client(flow: FlowServer) -> None:
     assert KEEPALIVE_S > IDLE_S
     async with asyncio.timeout(WAIT_S):
         reader, writer = await connect(flow.server.addresses[0])
@@ -74,7 +74,7 @@ async def test_a_connection_is_kept_longer_than_its_client_keeps_it(flow: FlowSe
 
 @contract("WIRE-1")
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-thing", "nonsense"])
-async def test_any_content_type_and_an_absolute_target_are_served(
+async def test_any_content_type_and_an_absolute_target_are_accepted(
     flow: FlowServer, content_type: str | None
 ) -> None:
     remote, _ = await opened(flow)
@@ -87,7 +87,7 @@ async def test_any_content_type_and_an_absolute_target_are_served(
 
 
 @contract("WIRE-1")
-async def test_a_connection_that_says_nothing_and_leaves_is_no_error(
+async def test_empty_connection_logs_no_error(
     flow: FlowServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with asyncio.timeout(WAIT_S):
@@ -96,12 +96,12 @@ async def test_a_connection_that_says_nothing_and_leaves_is_no_error(
             writer.close()
             await writer.wait_closed()
     await (await flow.client()).health()
-    loud = [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")]
-    assert [r for r in loud if r.name != "asyncio"] == []  # Which warns of a slow machine.
+    logged = [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")]
+    assert [r for r in logged if r.name != "asyncio"] == []  # It warns about a slow machine.
 
 
 @contract("WIRE-2")
-async def test_health_is_empty_version_is_json_and_control_is_busy(flow: FlowServer) -> None:
+async def test_health_is_empty_version_is_json_and_control_is_409(flow: FlowServer) -> None:
     health = await send(flow, "GET", "/v1/health")
     assert (health.status, health.body) == (200, b"")
     version = cast("dict[str, object]", (await send(flow, "GET", "/v1/version")).json())
@@ -114,7 +114,7 @@ async def test_health_is_empty_version_is_json_and_control_is_busy(flow: FlowSer
 
 
 @contract("WIRE-3")
-async def test_our_socket_is_private_and_gone_at_the_end(
+async def test_unix_socket_is_private_and_removed_at_exit(
     tmp_path: Path,
 ) -> None:
     async with open_flow(tmp_path, "unix") as flow:
@@ -129,9 +129,9 @@ async def test_our_socket_is_private_and_gone_at_the_end(
 @contract("WIRE-4")
 async def test_every_workspace_has_the_objects_a_client_dereferences(flow: FlowServer) -> None:
     remote, _ = await opened(flow)
-    wish = {"path": str(flow.directory()), "client_id": remote.client.id}
+    create = {"path": str(flow.directory()), "client_id": remote.client.id}
     answers = [
-        (await send(flow, "POST", "/v1/workspaces", wish)).json(),
+        (await send(flow, "POST", "/v1/workspaces", create)).json(),
         (await send(flow, "GET", remote.path())).json(),
         *cast("list[object]", (await send(flow, "GET", "/v1/workspaces")).json()),
         {"config": (await send(flow, "GET", remote.path("/config"))).json()},
@@ -143,7 +143,7 @@ async def test_every_workspace_has_the_objects_a_client_dereferences(flow: FlowS
 
 
 @contract("WIRE-5")
-async def test_success_is_200_and_an_error_says_why_in_json(flow: FlowServer) -> None:
+async def test_success_is_200_and_an_error_has_a_json_message(flow: FlowServer) -> None:
     remote, sid = await opened(flow)
     for method, path, body in (
         ("PUT", f"/sessions/{sid}", {"title": "t"}), ("POST", "/permissions/skip", {"skip": False}),
@@ -159,19 +159,19 @@ async def test_success_is_200_and_an_error_says_why_in_json(flow: FlowServer) ->
 @contract("WIRE-5")
 async def test_events_and_agent_are_404_only_for_an_unknown_workspace(flow: FlowServer) -> None:
     remote, _ = await opened(flow)
-    wishes = f"client_id={UNKNOWN}&sessions={UNKNOWN}"
+    query = f"client_id={UNKNOWN}&sessions={UNKNOWN}"
     async with open_events(flow, remote, sessions=UNKNOWN) as stream:
         assert stream.status == 200
     prompt = {"session_id": UNKNOWN, "prompt": "hi"}
     assert (await send(flow, "POST", remote.path("/agent"), prompt)).status == 404
-    for path in (f"/events?{wishes}", "/agent"):
+    for path in (f"/events?{query}", "/agent"):
         answer = await send(flow, "GET", f"/v1/workspaces/{UNKNOWN}{path}")
         message = cast("dict[str, str]", answer.json())["message"]
         assert (answer.status, message) == (404, "workspace not found")
 
 
 @contract("WIRE-6")
-async def test_the_head_of_a_stream_comes_before_anything_happens(flow: FlowServer) -> None:
+async def test_response_head_of_a_stream_arrives_before_any_event(flow: FlowServer) -> None:
     remote, _ = await opened(flow)
     async with open_events(flow, remote, view="crush") as stream:
         assert stream.status == 200
@@ -182,7 +182,7 @@ async def test_the_head_of_a_stream_comes_before_anything_happens(flow: FlowServ
 
 
 @contract("WIRE-6")
-async def test_every_part_is_one_of_the_eight_and_reads_as_go_reads_it(flow: FlowServer) -> None:
+async def test_every_message_part_has_a_known_type_and_decodes_in_go(flow: FlowServer) -> None:
     remote, sid = await opened(flow)
     messages = flow.workspace(remote.id).messages
     async with open_events(flow, remote, view="crush") as stream:
@@ -202,7 +202,7 @@ async def test_every_part_is_one_of_the_eight_and_reads_as_go_reads_it(flow: Flo
 
 
 @contract("WIRE-7")
-async def test_an_answer_is_created_then_updated_then_finished_and_results_are_new_messages(
+async def test_answer_is_created_updated_and_finished_and_results_are_new_messages(
     flow: FlowServer,
 ) -> None:
     remote, sid = await opened(flow)
@@ -217,34 +217,34 @@ async def test_an_answer_is_created_then_updated_then_finished_and_results_are_n
         )
         await durable
         await stream.until(result.id.encode())
-        told = [
+        published = [
             (inner["type"], inner["payload"]["role"], inner["payload"]["id"])
             for type_, inner in crush_events(stream)
             if type_ == "message"
         ]
     answer = draft.message.id
-    assert told[0] == ("created", "assistant", answer)
-    assert told[-1] == ("created", "tool", result.id)
-    assert told[1:-1] == [("updated", "assistant", answer)] * (len(told) - 2)
+    assert published[0] == ("created", "assistant", answer)
+    assert published[-1] == ("created", "tool", result.id)
+    assert published[1:-1] == [("updated", "assistant", answer)] * (len(published) - 2)
     assert m.is_finished((await remote.messages(sid))[0].parts)
 
 
 @contract("WIRE-8")
-async def test_a_workspace_without_a_model_is_neither_ready_nor_busy(
+async def test_workspace_without_a_model_is_neither_ready_nor_busy(
     tmp_path: Path, kind: str
 ) -> None:
     async with open_flow(tmp_path, kind, config=NO_MODEL) as flow:
         remote, sid = await opened(flow)
         info = cast("dict[str, Any]", (await send(flow, "GET", remote.path("/agent"))).json())
         assert (info["is_busy"], info["is_ready"]) == (False, False)
-        assert await said_of_busy(flow, remote, sid) == [False] * 4
+        assert await busy_flags(flow, remote, sid) == [False] * 4
 
 
 @asynccontextmanager
 async def open_with_model(
     folder: Path, kind: str, *replies: Reply
 ) -> AsyncGenerator[tuple[FlowServer, ModelServer]]:
-    script = Script([*replies], [Rule("Write a title", Reply(text="A title"))])
+    script = Script([*replies], [ReplyRule("Write a title", Reply(text="A title"))])
     async with (
         open_model_server(script) as model,
         open_flow(folder, kind, config=model_config(model.url)) as flow,
@@ -253,8 +253,8 @@ async def open_with_model(
         yield flow, model
 
 
-async def said_of_busy(flow: FlowServer, remote: RemoteWorkspace, sid: SessionId) -> list[bool]:
-    """Of the agent, of the session wherever it is shown."""
+async def busy_flags(flow: FlowServer, remote: RemoteWorkspace, sid: SessionId) -> list[bool]:
+    """`is_busy` of the agent, and of the session in every response."""
     listed = [session.is_busy for session in await remote.sessions()]
     for path in ("/agent", f"/agent/sessions/{sid}", f"/sessions/{sid}"):
         shown = cast("dict[str, Any]", (await send(flow, "GET", remote.path(path))).json())
@@ -263,7 +263,7 @@ async def said_of_busy(flow: FlowServer, remote: RemoteWorkspace, sid: SessionId
 
 
 @contract("WIRE-8")
-async def test_busy_is_true_from_acceptance_and_false_once_the_end_is_told(
+async def test_session_is_busy_from_acceptance_until_its_end_is_published(
     tmp_path: Path, kind: str
 ) -> None:
     async with open_with_model(tmp_path, kind, Reply(text="Hello", hold_after=0)) as (flow, model):
@@ -271,18 +271,20 @@ async def test_busy_is_true_from_acceptance_and_false_once_the_end_is_told(
         async with open_events(flow, remote, view="crush") as stream:
             body = {"session_id": sid, "prompt": "hi"}
             assert (await send(flow, "POST", remote.path("/agent"), body)).status == 202
-            assert await said_of_busy(flow, remote, sid) == [True] * 4
+            assert await busy_flags(flow, remote, sid) == [True] * 4
             await model.until_requests(1)
             model.release()
             await stream.until(b"agent_finished")
-            assert await said_of_busy(flow, remote, sid) == [False] * 4
-            # In events it is always false: it would be old by the time it is read.
-            told = [inner["payload"] for type_, inner in crush_events(stream) if type_ == "session"]
-            assert {session["is_busy"] for session in told} == {False}
+            assert await busy_flags(flow, remote, sid) == [False] * 4
+            # In events it is always false, because it would be stale when read.
+            published = [
+                inner["payload"] for type_, inner in crush_events(stream) if type_ == "session"
+            ]
+            assert {session["is_busy"] for session in published} == {False}
 
 
 @contract("WIRE-8")
-async def test_a_run_keeps_its_session_busy_though_its_model_is_taken_away(
+async def test_run_keeps_its_session_busy_when_its_model_is_removed(
     tmp_path: Path, kind: str
 ) -> None:
     async with open_with_model(tmp_path, kind, Reply(text="Hello", hold_after=0)) as (flow, model):
@@ -293,14 +295,14 @@ async def test_a_run_keeps_its_session_busy_though_its_model_is_taken_away(
         gone: dict[str, object] = {"scope": 1, "key": "providers.demo.disable", "value": True}
         assert (await send(flow, "POST", remote.path("/config/set"), gone)).status == 200
         info = cast("dict[str, Any]", (await send(flow, "GET", remote.path("/agent"))).json())
-        # What is asked of it now is taken on, and ends with an error that says what is wrong.
+        # A new prompt is accepted, and ends with an error that names the reason.
         assert (info["is_busy"], info["is_ready"]) == (True, True)
         assert (await send(flow, "POST", remote.path("/agent"), body)).status == 202
-        assert await said_of_busy(flow, remote, sid) == [True] * 4
+        assert await busy_flags(flow, remote, sid) == [True] * 4
 
 
 @contract("WIRE-8")
-async def test_busy_is_false_soon_after_a_cancel(tmp_path: Path, kind: str) -> None:
+async def test_session_is_not_busy_after_a_cancel(tmp_path: Path, kind: str) -> None:
     async with open_with_model(tmp_path, kind, Reply(text="Hello", hold_after=0)) as (flow, model):
         remote, sid = await opened(flow)
         async with open_events(flow, remote, view="crush") as stream:
@@ -310,13 +312,11 @@ async def test_busy_is_false_soon_after_a_cancel(tmp_path: Path, kind: str) -> N
             path = remote.path(f"/agent/sessions/{sid}/cancel")
             assert (await send(flow, "POST", path)).status == 200
             await stream.until(b"run_complete")
-            assert await said_of_busy(flow, remote, sid) == [False] * 4
+            assert await busy_flags(flow, remote, sid) == [False] * 4
 
 
 @contract("WIRE-9")
-async def test_the_end_of_every_run_reaches_a_client_with_run_message_and_text(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_every_run_complete_event_has_run_message_and_text(tmp_path: Path, kind: str) -> None:
     replies = Reply(text="One."), Reply(text="Two.")
     async with open_with_model(tmp_path, kind, *replies) as (flow, _):
         remote, sid = await opened(flow)
@@ -342,7 +342,7 @@ async def test_the_end_of_every_run_reaches_a_client_with_run_message_and_text(
 
 
 @contract("WIRE-10")
-async def test_an_answer_to_what_nobody_asks_is_200_however_often_it_comes(
+async def test_answer_to_an_unknown_ask_is_200_repeatedly(
     flow: FlowServer,
 ) -> None:
     remote, _ = await opened(flow)
@@ -353,7 +353,7 @@ async def test_an_answer_to_what_nobody_asks_is_200_however_often_it_comes(
 
 
 @contract("WIRE-11")
-async def test_a_listing_has_everything_that_was_streamed(flow: FlowServer) -> None:
+async def test_message_list_has_everything_that_was_streamed(flow: FlowServer) -> None:
     remote, sid = await opened(flow)
     messages = flow.workspace(remote.id).messages
     draft, durable = messages.open(sid)
@@ -366,7 +366,7 @@ async def test_a_listing_has_everything_that_was_streamed(flow: FlowServer) -> N
 
 
 @contract("WIRE-12")
-async def test_a_stream_ends_with_its_connection_and_the_workspace_is_found_again(
+async def test_stream_ends_at_shutdown_and_the_workspace_is_found_again(
     tmp_path: Path, kind: str
 ) -> None:
     async with open_flow(tmp_path, kind) as flow:

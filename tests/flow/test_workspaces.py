@@ -1,4 +1,4 @@
-"""One directory is one workspace: who creates it, who owns its files, when the server leaves."""
+"""One directory is one workspace: creation, data directories, and exit of the server."""
 
 import asyncio
 from pathlib import Path
@@ -31,7 +31,7 @@ def data(flow: FlowServer) -> Path:
 
 
 async def used_once(flow: FlowServer, name: str) -> Path:
-    """A directory whose database exists, and whose workspace is closed again."""
+    """A directory with an existing database and a closed workspace."""
     client = await flow.client()
     remote = await client.open_workspace(flow.directory(name))
     await remote.release()
@@ -45,7 +45,7 @@ async def used_once(flow: FlowServer, name: str) -> Path:
     ("path", "client_id"),
     [("", UNKNOWN), ("/tmp", ""), ("/tmp", "me"), ("/tmp", "0" * 31), ("/t\0mp", UNKNOWN)],
 )
-async def test_a_create_without_path_or_client_uuid_is_400_and_registers_nothing(
+async def test_create_without_path_or_client_uuid_is_400_and_registers_nothing(
     flow: FlowServer, path: str, client_id: str
 ) -> None:
     answer = await send(flow, "POST", "/v1/workspaces", {"path": path, "client_id": client_id})
@@ -55,7 +55,7 @@ async def test_a_create_without_path_or_client_uuid_is_400_and_registers_nothing
 
 @contract("INV-1")
 @pytest.mark.parametrize("path", ["\\ud800", "a" * 5000])
-async def test_a_create_with_a_path_that_cannot_be_is_answered_without_an_internal_error(
+async def test_create_with_an_impossible_path_is_not_an_internal_error(
     flow: FlowServer, path: str
 ) -> None:
     body = f'{{"path": "/tmp/{path}", "client_id": "{UNKNOWN}"}}'.encode()
@@ -65,7 +65,7 @@ async def test_a_create_with_a_path_that_cannot_be_is_answered_without_an_intern
 
 
 @contract("INV-2")
-async def test_two_clients_of_one_path_share_a_workspace_that_either_keeps_alive(
+async def test_two_clients_of_one_path_share_a_workspace_that_either_keeps_open(
     flow: FlowServer,
 ) -> None:
     a, b = await flow.client(), await flow.client()
@@ -78,7 +78,7 @@ async def test_two_clients_of_one_path_share_a_workspace_that_either_keeps_alive
 
 
 @contract("INV-3")
-async def test_a_link_and_its_target_are_one_workspace(flow: FlowServer) -> None:
+async def test_symlink_and_its_target_are_one_workspace(flow: FlowServer) -> None:
     client = await flow.client()
     target = flow.directory()
     link = flow.folder / "link"
@@ -89,7 +89,7 @@ async def test_a_link_and_its_target_are_one_workspace(flow: FlowServer) -> None
 
 
 @contract("INV-3")
-async def test_a_path_that_does_not_exist_is_accepted_under_its_absolute_form(
+async def test_nonexistent_path_is_accepted_in_its_absolute_form(
     flow: FlowServer,
 ) -> None:
     client = await flow.client()
@@ -102,7 +102,7 @@ async def test_a_path_that_does_not_exist_is_accepted_under_its_absolute_form(
 
 
 @contract("INV-4")
-async def test_retiring_a_client_of_one_path_leaves_another_untouched(flow: FlowServer) -> None:
+async def test_retiring_a_client_of_one_path_does_not_affect_another(flow: FlowServer) -> None:
     a, b = await flow.client(), await flow.client()
     left = await a.open_workspace(flow.directory("left"))
     right = await b.open_workspace(flow.directory("right"))
@@ -115,7 +115,7 @@ async def test_retiring_a_client_of_one_path_leaves_another_untouched(flow: Flow
 
 
 @contract("INV-5")
-async def test_parallel_creates_of_one_path_converge_with_both_claims(
+async def test_parallel_creates_of_one_path_share_a_workspace_with_both_claims(
     tmp_path: Path, kind: str
 ) -> None:
     async with open_flow(tmp_path, kind, settings=NO_LINGER) as flow:
@@ -125,7 +125,7 @@ async def test_parallel_creates_of_one_path_converge_with_both_claims(
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
             with held_database(data(flow), path):
                 opening = [tasks.create_task(c.open_workspace(path)) for c in (a, b)]
-                await flow.settle()
+                await flow.run_ready()
                 assert not any(task.done() for task in opening)
         here, there = (task.result() for task in opening)
         assert here.id == there.id
@@ -140,7 +140,7 @@ async def test_parallel_creates_of_one_path_converge_with_both_claims(
 
 
 @contract("INV-6")
-async def test_a_repeated_create_by_one_client_is_one_claim(flow: FlowServer) -> None:
+async def test_repeated_create_by_one_client_is_one_claim(flow: FlowServer) -> None:
     client = await flow.client()
     remote = await client.open_workspace(flow.directory())
     await client.open_workspace(flow.directory())
@@ -149,13 +149,15 @@ async def test_a_repeated_create_by_one_client_is_one_claim(flow: FlowServer) ->
 
 
 @contract("INV-7")
-async def test_later_creators_change_nothing_and_see_what_the_first_one_said(
+async def test_options_of_later_creates_are_ignored(
     flow: FlowServer,
 ) -> None:
     a, b = await flow.client(), await flow.client()
     path = str(flow.directory())
-    wish = CreateWorkspace(path=path, client_id=a.id, debug=True, data_dir=str(flow.folder / "one"))
-    first = await a.create(wish)
+    create = CreateWorkspace(
+        path=path, client_id=a.id, debug=True, data_dir=str(flow.folder / "one")
+    )
+    first = await a.create(create)
     other = CreateWorkspace(
         path=path, client_id=b.id, yolo=True, data_dir=str(flow.folder / "two"), env=["X=1"]
     )
@@ -165,7 +167,7 @@ async def test_later_creators_change_nothing_and_see_what_the_first_one_said(
 
 
 @contract("INV-8")
-async def test_a_create_with_other_channels_is_refused_and_registers_nobody(
+async def test_create_with_other_channels_is_409_and_registers_nobody(
     flow: FlowServer,
 ) -> None:
     a, b = await flow.client(), await flow.client()
@@ -177,11 +179,11 @@ async def test_a_create_with_other_channels_is_refused_and_registers_nobody(
         assert refused.value.status == 409
     assert await a.workspaces() == [first]
     await a.request("DELETE", f"/v1/workspaces/{first.id}?client_id={a.id}")
-    assert await a.workspaces() == []  # Had b been registered, it would still be open.
+    assert await a.workspaces() == []  # If b were registered, it would still be open.
 
 
 @contract("INV-19")
-async def test_a_retired_client_loses_every_claim_and_can_create_nothing_more(
+async def test_retired_client_loses_every_claim_and_cannot_create(
     flow: FlowServer,
 ) -> None:
     a, b = await flow.client(), await flow.client()
@@ -200,7 +202,7 @@ async def test_a_retired_client_loses_every_claim_and_can_create_nothing_more(
 
 
 @contract("INV-20")
-async def test_a_create_whose_client_retires_meanwhile_is_refused_and_leaves_nothing(
+async def test_create_of_a_client_that_retires_meanwhile_is_409_and_leaves_nothing(
     flow: FlowServer,
 ) -> None:
     path = await used_once(flow, "project")
@@ -222,7 +224,7 @@ async def refusal(client: Client, path: Path) -> RequestRefused:
 
 
 @contract("INV-20")
-async def test_a_create_survives_the_retirement_of_another_that_waited_with_it(
+async def test_create_survives_the_retirement_of_another_waiting_client(
     flow: FlowServer,
 ) -> None:
     path = await used_once(flow, "project")
@@ -231,7 +233,7 @@ async def test_a_create_survives_the_retirement_of_another_that_waited_with_it(
         with held_database(data(flow), path):
             refused = tasks.create_task(refusal(a, path))
             joining = tasks.create_task(b.open_workspace(path))
-            await flow.settle()
+            await flow.run_ready()
             await a.retire()
     assert refused.result().status == 409
     assert await status_of(b, joining.result().path()) == 200
@@ -240,7 +242,7 @@ async def test_a_create_survives_the_retirement_of_another_that_waited_with_it(
 
 
 @contract("INV-21")
-async def test_releasing_what_is_unknown_or_released_succeeds_and_changes_nothing(
+async def test_release_of_an_unknown_or_released_workspace_is_200(
     flow: FlowServer,
 ) -> None:
     a, b = await flow.client(), await flow.client()
@@ -254,9 +256,7 @@ async def test_releasing_what_is_unknown_or_released_succeeds_and_changes_nothin
 
 
 @contract("INV-24")
-async def test_the_server_does_not_leave_under_a_create_that_then_succeeds(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_server_does_not_exit_during_a_create(tmp_path: Path, kind: str) -> None:
     async with open_flow(tmp_path, kind, settings=NO_LINGER) as flow:
         supervisor = await (await flow.client()).open_workspace(flow.directory("other"))
         path = await used_once(flow, "project")
@@ -264,10 +264,10 @@ async def test_the_server_does_not_leave_under_a_create_that_then_succeeds(
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
             with held_database(data(flow), path):
                 joining = tasks.create_task(joining_client.open_workspace(path))
-                await flow.settle()
+                await flow.run_ready()
                 await supervisor.release()
                 await closed(flow, supervisor)
-                await flow.settle()
+                await flow.run_ready()
                 assert not flow.left.is_set()
                 assert (await send(flow, "POST", "/v1/control", SHUTDOWN)).status == 409
         assert await status_of(joining_client, joining.result().path()) == 200
@@ -281,9 +281,7 @@ SHUTDOWN = {"command": "shutdown_if_idle", "server": "culm"}
 
 
 @contract("INV-24")
-async def test_a_create_that_fails_on_an_idle_server_lets_it_leave(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_failed_create_on_an_idle_server_lets_it_exit(tmp_path: Path, kind: str) -> None:
     async with open_flow(tmp_path, kind, settings=NO_LINGER) as flow:
         (flow.folder / "file").write_text("not a directory")
         client = await flow.client()
@@ -295,7 +293,7 @@ async def test_a_create_that_fails_on_an_idle_server_lets_it_leave(
 
 
 @contract("INV-25")
-async def test_a_create_while_the_server_lingers_cancels_the_leaving(flow: FlowServer) -> None:
+async def test_create_during_the_linger_cancels_the_exit(flow: FlowServer) -> None:
     client = await flow.client()
     remote = await client.open_workspace(flow.directory())
     await remote.release()
@@ -304,7 +302,7 @@ async def test_a_create_while_the_server_lingers_cancels_the_leaving(flow: FlowS
     again = await client.open_workspace(flow.directory())
     async with open_events(flow, again):
         flow.clock.advance(600)
-        await flow.settle()
+        await flow.run_ready()
         assert not flow.left.is_set()
     await again.release()
     await closed(flow, again)
@@ -316,7 +314,7 @@ async def test_a_create_while_the_server_lingers_cancels_the_leaving(flow: FlowS
 
 
 @contract("INV-25")
-async def test_a_refused_create_does_not_extend_the_linger(flow: FlowServer) -> None:
+async def test_refused_create_does_not_extend_the_linger(flow: FlowServer) -> None:
     client, gone = await flow.client(), await flow.client()
     await gone.retire()
     remote = await client.open_workspace(flow.directory())
@@ -331,7 +329,7 @@ async def test_a_refused_create_does_not_extend_the_linger(flow: FlowServer) -> 
 
 
 @contract("INV-26")
-async def test_a_shutdown_is_refused_while_hosting_and_final_once_granted(flow: FlowServer) -> None:
+async def test_shutdown_is_refused_while_hosting_and_final_once_granted(flow: FlowServer) -> None:
     client = await flow.client()
     remote = await client.open_workspace(flow.directory())
     for command in ("shutdown", "shutdown_if_idle"):
@@ -351,7 +349,7 @@ async def test_a_shutdown_is_refused_while_hosting_and_final_once_granted(flow: 
 
 
 @contract("INV-26")
-async def test_an_attached_client_of_a_server_that_ends_is_told_to_wait_not_to_create(
+async def test_attached_client_of_an_exiting_server_gets_503_not_404(
     flow: FlowServer,
 ) -> None:
     client = await flow.client()
@@ -363,7 +361,7 @@ async def test_an_attached_client_of_a_server_that_ends_is_told_to_wait_not_to_c
 
 
 @contract("EXC-21")
-async def test_the_environment_of_a_create_is_neither_answered_nor_stored(
+async def test_environment_of_a_create_is_neither_returned_nor_stored(
     flow: FlowServer,
 ) -> None:
     client = await flow.client()
@@ -383,7 +381,7 @@ async def test_the_environment_of_a_create_is_neither_answered_nor_stored(
 
 
 @contract("INV-7")
-async def test_the_answered_data_dir_is_a_fixed_point_that_finds_the_same_sessions(
+async def test_returned_data_dir_finds_the_same_sessions_when_sent_again(
     flow: FlowServer,
 ) -> None:
     client = await flow.client()
@@ -399,37 +397,37 @@ async def test_the_answered_data_dir_is_a_fixed_point_that_finds_the_same_sessio
 
 @contract("INV-7")
 @pytest.mark.parametrize("spelling", ["link", "x/../real", "real/"])
-async def test_the_answered_data_dir_is_the_resolved_root(flow: FlowServer, spelling: str) -> None:
+async def test_returned_data_dir_is_the_resolved_path(flow: FlowServer, spelling: str) -> None:
     (flow.folder / "link").symlink_to(flow.directory("real"))
     flow.directory("x")
     client = await flow.client()
-    wished = f"{flow.folder}/{spelling}"
-    remote = await client.open_workspace(flow.directory(), data_dir=wished)
+    data_dir = f"{flow.folder}/{spelling}"
+    remote = await client.open_workspace(flow.directory(), data_dir=data_dir)
     assert remote.info.data_dir == str(flow.folder / "real")
     assert remote.info.config.options.data_directory == remote.info.data_dir
 
 
 @contract("INV-7")
-async def test_the_default_data_dir_is_answered_and_survives_being_sent_back(
+async def test_default_data_dir_is_returned_and_accepted_when_sent_again(
     flow: FlowServer,
 ) -> None:
     client = await flow.client()
     remote = await client.open_workspace(flow.directory())
     assert remote.info.data_dir == str(data(flow))
-    answer = await sent_back(client, remote)
+    answer = await create_again(client, remote)
     assert answer == remote.info
     assert sorted(file.name for file in data(flow).glob("projects/*/culm.db")) == ["culm.db"]
 
 
-async def sent_back(client: Client, remote: RemoteWorkspace) -> Workspace:
+async def create_again(client: Client, remote: RemoteWorkspace) -> Workspace:
     await remote.release()
     info = remote.info
-    wish = CreateWorkspace(path=info.path, client_id=client.id, data_dir=info.data_dir)
-    return await client.create(wish)
+    create = CreateWorkspace(path=info.path, client_id=client.id, data_dir=info.data_dir)
+    return await client.create(create)
 
 
 @contract("INV-28")
-async def test_a_data_directory_is_private_and_ignored_by_git(flow: FlowServer) -> None:
+async def test_data_directory_is_private_and_ignored_by_git(flow: FlowServer) -> None:
     client = await flow.client()
     await client.open_workspace(flow.directory(), data_dir=str(flow.folder / "own"))
     root = flow.folder / "own"
@@ -439,7 +437,7 @@ async def test_a_data_directory_is_private_and_ignored_by_git(flow: FlowServer) 
 
 
 @contract("INV-3")
-async def test_a_workspace_keeps_its_id_through_teardown_and_another_server(
+async def test_workspace_keeps_its_id_across_teardown_and_restart(
     tmp_path: Path, kind: str
 ) -> None:
     async with open_flow(tmp_path, kind) as flow:

@@ -1,6 +1,6 @@
 """The installed `culm` command, run inside this process.
 
-It is found by the name of the console script, so that no module of the product is named here.
+It is found by the name of its console script, so that no module of the product is named here.
 """
 
 import io
@@ -22,14 +22,14 @@ COLUMNS = 80
 
 
 class Ended(NamedTuple):
-    """A command that is over."""
+    """A command that has ended."""
 
     status: int
     stdout: str
     stderr: str
 
 
-class Heard(io.BytesIO):
+class OutputBuffer(io.BytesIO):
     """The bytes of an output stream, which raise a signal as soon as they contain `word`."""
 
     def __init__(self, word: str = "", number: int = 0) -> None:
@@ -58,9 +58,9 @@ def run_culm(
     """
     (script,) = entry_points(group="console_scripts", name="culm")
     main = script.load()
-    out, err = (Heard(interrupt_at, signal.SIGINT) for _ in range(2))
+    out, err = (OutputBuffer(interrupt_at, signal.SIGINT) for _ in range(2))
     with ExitStack() as stack:
-        for number in (signal.SIGINT, signal.SIGTERM):  # A command sets them for its process.
+        for number in (signal.SIGINT, signal.SIGTERM):  # A command sets handlers for its process.
             stack.callback(signal.signal, number, signal.getsignal(number))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         stdin = stack.enter_context(Path(os.devnull).open())
@@ -79,27 +79,27 @@ def run_culm(
     )
 
 
-def _text_over(heard: Heard, stack: ExitStack) -> io.TextIOWrapper:
-    stream = io.TextIOWrapper(heard, encoding="utf-8", write_through=True)
+def _text_over(buffer: OutputBuffer, stack: ExitStack) -> io.TextIOWrapper:
+    stream = io.TextIOWrapper(buffer, encoding="utf-8", write_through=True)
     stack.callback(stream.detach)  # Otherwise the bytes are closed with it.
     return stream
 
 
 def subcommands(help_text: str) -> list[str]:
-    """The names in the `Commands:` section of a help text."""
+    """Return the names in the `Commands:` section of a help text."""
     _, found, section = help_text.partition("\nCommands:\n")
     lines = section.splitlines() if found else []
     return [line.split()[0] for line in lines if line[:2] == "  " and line[2:3].strip()]
 
 
 def all_help() -> str:
-    """The help of `culm` and of everything below it, as one text."""
+    """Return the help of `culm` and of all its subcommands as one text."""
     pieces: list[str] = []
     left: list[tuple[str, ...]] = [()]
     while left:
-        words = left.pop(0)
-        ended = run_culm([*words, "--help"])
+        path = left.pop(0)
+        ended = run_culm([*path, "--help"])
         assert (ended.status, ended.stderr) == (0, ""), ended
-        pieces.append(f"=== {' '.join(('culm', *words))} --help\n\n{ended.stdout}")
-        left = [*((*words, name) for name in subcommands(ended.stdout)), *left]
+        pieces.append(f"=== {' '.join(('culm', *path))} --help\n\n{ended.stdout}")
+        left = [*((*path, name) for name in subcommands(ended.stdout)), *left]
     return "\n".join(pieces)

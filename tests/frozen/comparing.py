@@ -1,4 +1,4 @@
-"""Comparison of a fact with its file, with a difference that a person can read."""
+"""Comparison of a fact with its file, with a readable difference."""
 
 import difflib
 import json
@@ -11,12 +11,12 @@ COMMAND = "python -m tests.frozen.record"
 
 
 def as_text(value: object) -> str:
-    """JSON as the files here have it."""
+    """Format JSON like the files here."""
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
 def check_text(name: str, now: str, *, command: str = COMMAND) -> None:
-    """Fail with the difference between the file `name` and what is true now."""
+    """Fail with the difference between the file `name` and the current text."""
     before = (HERE / name).read_text()
     if before == now:
         return

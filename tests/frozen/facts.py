@@ -1,4 +1,4 @@
-"""Facts that are derived from the product in one step, each with the file that holds it."""
+"""Facts that are derived from the product in one step, each with its file."""
 
 import asyncio
 import tempfile
@@ -29,7 +29,7 @@ def help_text() -> str:
 
 
 def storage_text() -> str:
-    """The schema that a server makes, and the strings that it stores."""
+    """Return the schema that a server creates, and the strings that it stores."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_storage())
 
@@ -47,7 +47,7 @@ async def _storage() -> str:
 
 
 def recorded_strings(folder: Path) -> dict[str, Json]:
-    """The values of columns that no route lists, as the newest recorded directory has them."""
+    """Return the values of unlisted columns in the newest recorded directory."""
     database = folder / "recorded.db"
     (dump,) = (data.HERE / data.recorded()[-1]).rglob("culm.sql")
     load_database(dump.read_text(), database)

@@ -1,7 +1,7 @@
 """Write frozen facts again: `python -m tests.frozen.record NAME…`. Read the diff before a commit.
 
 A recorded data directory and a recorded database of an old schema are never written again;
-`expected` writes again what the server tells about them.
+`expected` writes the answers of the server about them again.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ async def record_schemas() -> None:
 
 
 async def record_expected() -> None:
-    """What is expected of all recorded data; the data itself stays as it is."""
+    """Record the expected answers for all recorded data; the data itself stays."""
     with tempfile.TemporaryDirectory(prefix="culm-") as folder:
         await recorder.record_expected(Path(folder).resolve())
         await databases.record_expected(Path(folder).resolve())
 
 
 def main() -> None:
-    os.environ["CULM_NO_DISCOVERY"] = "1"  # As in tests: keys of this machine do not count.
+    os.environ["CULM_NO_DISCOVERY"] = "1"  # As in tests: keys of this machine are ignored.
     os.environ["XDG_CONFIG_HOME"] = "/nowhere"
     known = {
         **dict.fromkeys(facts.FACTS),

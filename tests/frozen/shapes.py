@@ -1,7 +1,7 @@
 """The shape of an interface: routes, fields, types and defaults, without prose and type names.
 
-Read from the generated documents in `docs/`, which other tests compare with the code. A class that
-gets another name changes those documents and not the shape.
+Read from the generated documents in `docs/`, which other tests compare with the code. Renaming a
+class changes those documents and not the shape.
 """
 
 import json
@@ -15,7 +15,7 @@ _PROSE = ("description", "title", "examples", "default", "type")
 
 
 def api_text() -> str:
-    """Every route with what it takes and answers, and every event."""
+    """Return every route with its input and answers, and every event."""
     document = parse_json((DOCS / "openapi.json").read_text())
     reader = _Reader(document)
     sections: list[str] = []
@@ -30,7 +30,7 @@ def api_text() -> str:
 
 
 def run_lines_text() -> str:
-    """Every line of `--json`."""
+    """Return the fields of every line of `--json`."""
     document = parse_json((DOCS / "run-lines.schema.json").read_text())
     return "\n".join(sorted(_Reader(document).fields("", document))) + "\n"
 
@@ -58,7 +58,7 @@ class _Reader:
                 yield from self.fields(path, _object(content)["schema"])
 
     def fields(self, path: str, schema: Json, above: frozenset[str] = frozenset()) -> Iterator[str]:
-        """One line for each value that is not an object or a list of them."""
+        """Yield one line for each value that is not an object or a list of them."""
         found = _object(schema)
         if "$ref" in found:
             reference = str(found["$ref"])
@@ -94,13 +94,13 @@ class _Reader:
             yield f"{path}: {found.get('type', 'any')}{more}{default}"
 
     def _tag(self, choice: Json) -> str:
-        """The word that tells one object of a union from the others, if there is one."""
+        """Return the tag of an object in a union, if there is one."""
         found = _object(choice)
         if "$ref" in found:
             found = _object(self._resolve(str(found["$ref"])))
         kind = _object(_object(found.get("properties", {})).get("type", {}))
-        words = _list(kind.get("enum", [])) or ([kind["const"]] if "const" in kind else [])
-        return f"<{words[0]}>" if len(words) == 1 else ""
+        tags = _list(kind.get("enum", [])) or ([kind["const"]] if "const" in kind else [])
+        return f"<{tags[0]}>" if len(tags) == 1 else ""
 
     def _resolve(self, reference: str) -> Json:
         value: Json = self._document

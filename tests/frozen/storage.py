@@ -1,6 +1,6 @@
-"""The database as later versions find it: its schema, and the strings that rows hold.
+"""The database as later versions find it: its schema, and the strings in its rows.
 
-Both are read from outside: the schema from the file that a server made, the strings from the
+Both are read from outside: the schema from the file that a server created, the strings from the
 OpenAPI document that it serves. No module of the product is named here.
 """
 
@@ -35,7 +35,7 @@ _LISTED = {
     "runs.state": (f"GET {_W}/runs", "[].state"),
     "sessions.todos.status": (f"GET {_W}/sessions/{{session_id}}", "todos[].status"),
 }
-# Closed sets that no client sees as such; a query gives those in a database.
+# Closed sets that no route lists; a query returns those in a database.
 _UNLISTED = {
     "agents.terms": "SELECT key FROM agents, json_each(terms)",
     "asks.kind": "SELECT kind FROM asks",
@@ -61,7 +61,7 @@ _STORED = {
 
 
 def read_schema(database: Path) -> dict[str, Json]:
-    """Every table, index and view, without comments and line breaks; a column a line."""
+    """Return every table, index and view, without comments; one line per column."""
     with closing(sqlite3.connect(database)) as connection:
         version: int = connection.execute("PRAGMA user_version").fetchone()[0]
         rows: list[tuple[str, str, str]] = connection.execute(
@@ -78,7 +78,7 @@ def read_schema(database: Path) -> dict[str, Json]:
 
 
 def _columns(sql: str) -> Iterator[str]:
-    """The pieces of a `CREATE TABLE`: its columns and constraints, then what follows them."""
+    """Yield the parts of a `CREATE TABLE`: columns and constraints, then the rest."""
     inner, _, rest = sql.partition("(")[2].rpartition(")")
     depth, start, quoted = 0, 0, False
     for at, char in enumerate(inner):
@@ -98,7 +98,7 @@ def _columns(sql: str) -> Iterator[str]:
 
 
 def listed_strings(openapi: Mapping[str, Json]) -> dict[str, Json]:
-    """The values that the OpenAPI document lists for each column, in alphabetical order."""
+    """Return the values that the OpenAPI document lists for each column, sorted."""
     found: dict[str, Json] = {
         column: list[Json](sorted(_enum(openapi, where, path)))
         for column, (where, path) in _LISTED.items()
@@ -108,7 +108,7 @@ def listed_strings(openapi: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def stored_strings(database: Path) -> dict[str, list[str]]:
-    """The values that the rows of a database hold, for listed and unlisted columns."""
+    """Return the values in the rows of a database, for listed and unlisted columns."""
     queries = {name: f"SELECT {name.split('.')[1]} FROM {name.split('.')[0]}" for name in _LISTED}
     queries |= {"events.type": "SELECT type FROM events"} | _STORED | _UNLISTED
     with closing(sqlite3.connect(database)) as connection:
@@ -157,7 +157,7 @@ def _list(value: Json) -> list[Json]:
 
 
 def _flat(openapi: Mapping[str, Json], schemas: list[Json]) -> Iterator[dict[str, Json]]:
-    """The schemas with references and unions resolved."""
+    """Yield the schemas with references and unions resolved."""
     for each in schemas:
         schema = _object(each)
         if "$ref" in schema:
@@ -171,4 +171,4 @@ def _flat(openapi: Mapping[str, Json], schemas: list[Json]) -> Iterator[dict[str
 
 
 def parse_json(text: bytes | str) -> dict[str, Json]:
-    return cast("dict[str, Json]", json.loads(text))  # All that is read here are objects.
+    return cast("dict[str, Json]", json.loads(text))  # Only objects are read here.

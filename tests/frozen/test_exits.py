@@ -45,17 +45,17 @@ def recorded_runs() -> list[dict[str, Json]]:
 
 
 def own_environment(folder: Path) -> Mapping[str, str]:
-    """Default paths inside `folder`, where no server runs."""
+    """Return default paths inside `folder`, where no server runs."""
     names = ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME")
     return {name: str(folder / name) for name in names}
 
 
 @contextmanager
 def served(folder: Path) -> Generator[str]:
-    """A server on the recorded directory, in a thread; gives its address."""
+    """Run a server on the recorded directory in a thread; yields its address."""
     at_s = data.expected_of(VERSION)["recorded_at"]
     assert isinstance(at_s, int | float)
-    data.put_at(VERSION, folder, at_s)
+    data.restore(VERSION, folder, at_s)
     ready: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
@@ -143,6 +143,6 @@ def test_every_recorded_code_has_a_situation() -> None:
     assert isinstance(outcomes, dict)
     groups = ("without a server", "with a server")
     shown = {code for group in groups for code, _ in situations(group)}
-    # The last one needs a process of its own: tests/live shows it of `culm serve`.
+    # The last one needs a separate process: tests/live checks it with `culm serve`.
     known = (*shown, *outcomes.values(), 130, 141, "128 + n")
     assert codes.keys() == {str(code) for code in known}

@@ -1,4 +1,4 @@
-"""The index names every file of facts."""
+"""The README names every frozen file."""
 
 from tests.frozen.comparing import HERE
 

@@ -16,10 +16,10 @@ SOURCE = HERE.parents[1] / "src" / "culm"
 def frozen_strings() -> dict[str, set[str]]:
     strings = parse_json((HERE / "storage.json").read_text())["strings"]
     assert isinstance(strings, dict)
-    return {name: words_of(values) for name, values in strings.items()}
+    return {name: strings_of(values) for name, values in strings.items()}
 
 
-def words_of(values: Json) -> set[str]:
+def strings_of(values: Json) -> set[str]:
     assert isinstance(values, list)
     return {str(value) for value in values}
 
@@ -39,10 +39,10 @@ def test_rows_of_a_recorded_directory_hold_only_frozen_strings(
         assert set(values) <= frozen[name], name
 
 
-def test_strings_that_no_route_lists_stand_in_the_source() -> None:
+def test_strings_that_no_route_lists_are_in_the_source() -> None:
     files = [path for path in SOURCE.rglob("*") if path.suffix in (".py", ".sql")]
     source = "".join(path.read_text() for path in files)
     for name in sorted(unlisted_names()):
         for word in frozen_strings()[name]:
             is_there = f'"{word}"' in source or f"'{word}'" in source or f"    {word}: " in source
-            assert is_there, f"{name} may hold {word!r}, which nothing in the source writes"
+            assert is_there, f"{name} may hold {word!r}, which is not in the source"

@@ -1,7 +1,7 @@
-"""A worker that means ill, as a program of its own; the role in its provision says how.
+"""A hostile worker as a separate program; the role in its provision selects its behavior.
 
-It has nothing of ours, so that it starts at once and no manners of ours get in its way: what it
-says is written to its socket by hand. Every start is a line in `<workspace>/<child id>`.
+It imports nothing of ours, so that it starts at once and can break every rule: its frames are
+written to the socket by hand. Every start is a line in `<workspace>/<child id>`.
 """
 
 import base64
@@ -46,7 +46,7 @@ def announce(child_id: str, fabric_dir: str, port: int) -> None:
 
 
 def accept(listener: socket.socket) -> socket.socket:
-    """The first that asks for an upgrade."""
+    """Accept the first connection and upgrade it."""
     link, _ = listener.accept()
     head = b""
     while b"\r\n\r\n" not in head:
@@ -54,10 +54,10 @@ def accept(listener: socket.socket) -> socket.socket:
     name = b"sec-websocket-key: "
     at = head.lower().index(name) + len(name)
     key = head[at : head.index(b"\r\n", at)]
-    told = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+    answer = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
     link.sendall(
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Accept: " + told + b"\r\n\r\n"
+        b"Sec-WebSocket-Accept: " + answer + b"\r\n\r\n"
     )
     return link
 
@@ -69,7 +69,7 @@ def flood_stderr() -> None:
 
 
 def misbehave(how: str, link: socket.socket) -> None:
-    """After the run has come."""
+    """Misbehave after the run has arrived."""
     link.recv(1 << 16)
     match how:
         case "hangs":
@@ -92,7 +92,7 @@ def misbehave(how: str, link: socket.socket) -> None:
             for _ in range(FRAME_BYTES >> 20):
                 link.sendall(block)
         case "fragments":
-            # Each is small, and the last one never comes.
+            # Each fragment is small, and the last one is never sent.
             block = struct.pack(">BBQ", 0x00, 127, 1 << 20) + b"x" * (1 << 20)
             link.sendall(frame(EVENT % b"so far"))
             link.sendall(struct.pack(">BB", 0x01, 1) + b"{")
@@ -109,7 +109,7 @@ def misbehave(how: str, link: socket.socket) -> None:
             os.write(2, b"hoarse")
             os._exit(1)
         case _:
-            raise SystemExit(f"no such way: {how}")
+            raise SystemExit(f"no such behavior: {how}")
     time.sleep(1000)
 
 
@@ -130,7 +130,7 @@ def main() -> None:
         try:
             misbehave(how, link)
         except OSError:
-            time.sleep(1000)  # Nobody reads it any more. It stays all the same.
+            time.sleep(1000)  # The link is gone; stay alive anyway.
 
 
 if __name__ == "__main__":

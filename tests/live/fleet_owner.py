@@ -1,8 +1,8 @@
 """A process that owns a fleet, as a server does: `python -m tests.live.fleet_owner <data dir>`.
 
-It is told what to do in lines of JSON on stdin, says what happens in lines of JSON on stdout, and
-ends in order with its stdin, or by SIGTERM. Of its fleets `own` forks our workers; the others
-start hostile ones, and `impatient` does not wait for them for long.
+It reads instructions as lines of JSON on stdin, prints events as lines of JSON on stdout, and
+shuts down when stdin ends or on SIGTERM. Its fleet `own` forks our workers; the others start
+hostile ones, and `impatient` has a short first-frame timeout.
 """
 
 import asyncio
@@ -29,23 +29,23 @@ from culm.ids import Ids
 from culm.processes.client import open_processes
 from culm.wire.codec import Json
 
-FIRST_FRAME_S = 0.5  # For the impatient one.
+FIRST_FRAME_S = 0.5  # Of the impatient fleet.
 HOSTILE = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fleet_hostile.py")))
 
 
-class Wanted(Struct, frozen=True):
-    """A line of stdin: a run by its name, or what is to happen to it."""
+class Instruction(Struct, frozen=True):
+    """A line of stdin: start or cancel a run."""
 
     run: str
-    provision: Provision | None = None  # A run is to begin.
+    provision: Provision | None = None  # Given: start the run.
     assignment: str = ""
     fleet: str = "own"
-    is_quiet: bool = False  # Its events are only counted.
+    is_quiet: bool = False  # Count its events, do not print them.
     cancel: bool = False
 
 
 class Ended(Struct, frozen=True):
-    """How a run went, as it is said on stdout."""
+    """The end of a run, as printed on stdout."""
 
     run: str
     status: str
@@ -54,21 +54,21 @@ class Ended(Struct, frozen=True):
     began: bool
 
 
-def say(line: Struct | Mapping[str, Json]) -> None:
+def print_line(line: Struct | Mapping[str, Json]) -> None:
     os.write(1, msgspec.json.encode(line) + b"\n")
 
 
-class Teller(DenyAll):
-    """Implements `Overseer`: says what it is told, and allows nothing."""
+class EventPrinter(DenyAll):
+    """Implements `HostCallbacks`: prints events, and approves nothing."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
+    def __init__(self, instruction: Instruction) -> None:
+        self._wanted = instruction
         self.events = 0
 
     async def on_event(self, event: Raw) -> None:
         self.events += 1
         if not self._wanted.is_quiet:
-            say({"run": self._wanted.run, "event": event})
+            print_line({"run": self._wanted.run, "event": event})
 
 
 class FleetOwner:
@@ -79,27 +79,31 @@ class FleetOwner:
         self._rest = b""
 
     def on_stdin(self) -> bool:
-        """Do what it says; False at its end."""
+        """Follow the instructions that were read; False at the end of stdin."""
         data = os.read(0, 1 << 16)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._do(msgspec.json.decode(line, type=Wanted))
+            self._do(msgspec.json.decode(line, type=Instruction))
         return bool(data)
 
-    def _do(self, wanted: Wanted) -> None:
-        if wanted.provision is not None:
-            self._controls[wanted.run] = RunControl()
-            self._tasks.create_task(self._run(wanted, wanted.provision), name=wanted.run)
-        if wanted.cancel:
-            self._controls[wanted.run].cancel()
+    def _do(self, instruction: Instruction) -> None:
+        if instruction.provision is not None:
+            self._controls[instruction.run] = RunControl()
+            self._tasks.create_task(
+                self._run(instruction, instruction.provision), name=instruction.run
+            )
+        if instruction.cancel:
+            self._controls[instruction.run].cancel()
 
-    async def _run(self, wanted: Wanted, provision: Provision) -> None:
-        teller = Teller(wanted)
-        driven = await self._fleets[wanted.fleet].run(
-            provision, RunSpec(wanted.assignment), teller, self._controls[wanted.run]
+    async def _run(self, instruction: Instruction, provision: Provision) -> None:
+        printer = EventPrinter(instruction)
+        driven = await self._fleets[instruction.fleet].run(
+            provision, RunSpec(instruction.assignment), printer, self._controls[instruction.run]
         )
-        said = driven.outcome.result or driven.outcome.error or ""
-        say(Ended(wanted.run, driven.outcome.status, said, teller.events, driven.began))
+        text = driven.outcome.result or driven.outcome.error or ""
+        print_line(
+            Ended(instruction.run, driven.outcome.status, text, printer.events, driven.began)
+        )
 
 
 async def own(data_dir: Path) -> None:
@@ -128,7 +132,7 @@ async def own(data_dir: Path) -> None:
                     stop.set()
 
             loop.add_reader(0, on_stdin)
-            say({"up": os.getpid()})
+            print_line({"up": os.getpid()})
             await stop.wait()
             for fleet in fleets.values():
                 await fleet.close()

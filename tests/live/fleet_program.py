@@ -1,7 +1,7 @@
-"""A worker of one's own, as a user writes it: an executor, and `culm.fleet.serve`.
+"""A worker as a user writes it: an executor, and `culm.fleet.serve`.
 
-`python -m tests.live.fleet_program <mode>` says its endpoint on stdout. What it does is the first
-word of an assignment: `listen`, `ask` or `park`.
+`python -m tests.live.fleet_program <mode>` prints its endpoint on stdout. The first word of an
+assignment selects what it does: `listen`, `ask` or `park`.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ MODES: dict[str, Mode] = {"hasty": fleet.ServeOnce(accept_s=0.05), "service": fl
 ASKED = {"tool_name": "Bash", "resource": "git push", "question": "May I?"}
 
 
-class Own:
+class UserExecutor:
     async def run(
         self,
         spec: fleet.RunSpec,
@@ -33,15 +33,15 @@ class Own:
                 await cancel.wait()
                 return fleet.CANCELLED
             case other:
-                return fleet.failed(f"nobody taught me to {other}")
+                return fleet.failed(f"unknown assignment: {other}")
 
 
 async def main(mode: str) -> None:
     def announce(endpoint: str) -> None:
-        print(endpoint, flush=True)  # noqa: T201 - that is how it is found
+        print(endpoint, flush=True)  # noqa: T201 - tests read it
 
     try:
-        await fleet.serve(Own(), mode=MODES[mode], token="a-token", on_ready=announce)
+        await fleet.serve(UserExecutor(), mode=MODES[mode], token="a-token", on_ready=announce)
     except ConnectTimeout as exc:
         sys.exit(str(exc))
 

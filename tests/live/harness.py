@@ -1,6 +1,6 @@
-"""Real server processes for tests: started, listened to, killed, and always reaped.
+"""Real server processes for tests: started, read, killed, and always reaped.
 
-Owns every process it starts, by its handle. What a test does with one is the test's business.
+Owns every process it starts, by its handle.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from culm.client.follower import Follower
 from culm.client.http import Client, open_client
 from culm.client.mirror import Mirror
 from culm.wire.messages import Message
-from culm.wire.state import Snapshot
+from culm.wire.workspaces import Snapshot
 from tests.support import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 START_S = 20.0  # A cold interpreter on a busy machine.
-# A client that finds nobody doubles its pause from 0.25 s; a slow start of the server lets it
-# sleep through several of those before it looks again.
+# A client that finds no server doubles its pause from 0.25 s; while a server starts slowly, it
+# may sleep through several of those.
 RESUME_S = 20.0
 SERVE = ("-m", "culm", "serve")
 PUBLISHER = ("-m", "tests.live.publisher")
@@ -31,7 +31,7 @@ PUBLISHER = ("-m", "tests.live.publisher")
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A process that is over."""
+    """A process that has ended."""
 
     status: int
     stdout: str
@@ -39,13 +39,13 @@ class Ended:
 
 
 class ProcessServer:
-    """One running process and all it has said. Made by `open_process_server`."""
+    """One running process and its output so far. Made by `open_process_server`."""
 
     def __init__(self, process: Process, folder: Path) -> None:
         self.process = process
         self.folder = folder
         self.lines: list[str] = []  # Of stdout, so far.
-        self._heard: set[str] = set()  # The same; it is asked after every line.
+        self._seen: set[str] = set()  # The same as a set: it is searched after every line.
         self.errors: list[str] = []  # Of stderr, so far.
         self.closed = False  # Both are at their end.
         self._changed = asyncio.Event()
@@ -71,28 +71,28 @@ class ProcessServer:
         return Ended(status, "\n".join(self.lines), "\n".join(self.errors))
 
     async def until(self, condition: Callable[[], bool], wait_s: float = WAIT_S) -> None:
-        """Wait until what it said makes `condition` true, or fail with all it said."""
+        """Wait until its output makes `condition` true, or fail with that output."""
         await self.until_ended_or(condition, wait_s)
-        assert condition(), f"it ended too early\n{self.said()}"
+        assert condition(), f"it ended too early\n{self.output()}"
 
     async def until_ended_or(self, condition: Callable[[], bool], wait_s: float = START_S) -> None:
-        """As `until`, satisfied as well when it says no more."""
+        """Like `until`, and also return when its output has ended."""
         try:
             async with asyncio.timeout(wait_s):
                 while not (condition() or self.closed):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise AssertionError(f"waited {wait_s} s in vain\n{self.said()}") from None
+            raise AssertionError(f"not true after {wait_s} s\n{self.output()}") from None
 
-    async def until_said(self, line: str, wait_s: float = WAIT_S) -> None:
+    async def until_line(self, line: str, wait_s: float = WAIT_S) -> None:
         """Wait for one line on stdout."""
-        await self.until(lambda: line in self._heard, wait_s)
+        await self.until(lambda: line in self._seen, wait_s)
 
-    def said(self) -> str:
+    def output(self) -> str:
         return "\n".join([*self.lines[-20:], *self.errors[-40:]])
 
-    def tell(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         """Write one line to its stdin."""
         assert self.process.stdin is not None, "asked for a pipe"
         self.process.stdin.write(f"{line}\n".encode())
@@ -111,11 +111,11 @@ class ProcessServer:
         return self.ended
 
     async def kill(self) -> Ended:
-        """`kill -9`: no goodbye, no flush."""
+        """Send SIGKILL: nothing is flushed."""
         return await self.end(signal.SIGKILL)
 
-    async def listen(self) -> None:
-        """Take in all it says, until it says no more."""
+    async def read_output(self) -> None:
+        """Read its output to the end."""
         assert self.process.stdout is not None, "asked for a pipe"
         assert self.process.stderr is not None, "asked for a pipe"
         async with asyncio.TaskGroup() as tasks:
@@ -128,7 +128,7 @@ class ProcessServer:
         while line := await source.readline():
             into.append(line.decode().rstrip("\n"))
             if into is self.lines:
-                self._heard.add(into[-1])
+                self._seen.add(into[-1])
             self._changed.set()
 
 
@@ -140,7 +140,7 @@ def environment(folder: Path, env: dict[str, str] | None = None) -> dict[str, st
         "HOME": str(folder),
         "TMPDIR": str(folder),
         "XDG_STATE_HOME": str(folder / "state"),
-        # This checkout, whatever is installed; and the publisher beside it.
+        # This checkout, not the installed package; and the publisher beside it.
         "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
         **(env or {}),
     }
@@ -150,7 +150,7 @@ def environment(folder: Path, env: dict[str, str] | None = None) -> dict[str, st
 async def open_process(
     folder: Path, *argv: str, env: dict[str, str] | None = None
 ) -> AsyncGenerator[ProcessServer]:
-    """Run a Python program while in the block; afterwards it is gone and reaped."""
+    """Run a Python program while in the block; afterwards it is ended and reaped."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *argv),
         stdin=PIPE,
@@ -161,7 +161,7 @@ async def open_process(
     )
     running = ProcessServer(process, folder)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(running.listen(), name=f"listen to {process.pid}")
+        tasks.create_task(running.read_output(), name=f"read {process.pid}")
         try:
             yield running
         finally:
@@ -175,7 +175,7 @@ async def open_process_server(
     program: tuple[str, ...] = SERVE,
     env: dict[str, str] | None = None,
 ) -> AsyncGenerator[ProcessServer]:
-    """Run `culm serve` with its data in `folder`; inside the block it listens everywhere."""
+    """Run `culm serve` with its data in `folder`; inside the block all its hosts listen."""
     data = () if "--data-dir" in args else ("--data-dir", str(folder / "data"))
     async with open_process(folder, *program, *data, *args, env=env) as server:
         wanted = max(1, args.count("--host"))
@@ -207,7 +207,7 @@ async def _reap(process: Process) -> None:
 
 @asynccontextmanager
 async def open_client_of(server: ProcessServer, *, host: int = 0) -> AsyncGenerator[Client]:
-    """A client by the server's n-th address, with the token if it needs one."""
+    """A client at the server's n-th address, with the token if it needs one."""
     url = server.urls[host]
     token = server.token if url.startswith("tcp:") else None
     async with open_client(url, token=token) as client:
@@ -226,7 +226,7 @@ def find_database(folder: Path) -> Path:
     return found
 
 
-# --- comparing what clients have
+# --- comparing the state of clients
 
 
 def seq_of(cursor: str) -> int:
@@ -245,30 +245,30 @@ async def caught_up(follower: Follower, snapshot: Snapshot[Message]) -> None:
 
 
 def assert_same(mirror: Mirror, snapshot: Snapshot[Message]) -> None:
-    """A mirror that has caught up is the snapshot, in every field of every row."""
+    """Compare a mirror that has caught up with the snapshot, in every field of every row."""
     assert mirror.sessions == {session.id: session for session in snapshot.sessions}
     assert mirror.messages == {message.id: message for message in snapshot.messages}
 
 
-# --- a network that can be cut
+# --- a network connection that can be cut
 
 
 @dataclass
-class Cable:
-    """A way to a server's socket that a test can cut. Made by `open_cable`."""
+class Proxy:
+    """A proxy to a server's socket whose connections a test can cut. Made by `open_proxy`."""
 
     url: str
     target: str
-    refuses: bytes = b""  # A request that contains this is cut off, as long as it is set.
+    refuses: bytes = b""  # While set, a request that contains it is cut off.
     refused: int = 0
     _live: set[asyncio.StreamWriter] = field(default_factory=set[asyncio.StreamWriter])
 
     def cut(self) -> None:
-        """Drop every connection that is there; new ones pass."""
+        """Drop every open connection; new ones pass."""
         for writer in list(self._live):
             writer.transport.abort()
 
-    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             there, back = await asyncio.open_unix_connection(self.target)
         except OSError:
@@ -297,18 +297,18 @@ class Cable:
                 await writer.drain()
         except OSError:
             pass
-        writer.transport.abort()  # The other direction has nothing left to carry either.
+        writer.transport.abort()  # The other direction has nothing left to forward either.
 
 
 @asynccontextmanager
-async def open_cable(folder: Path, target_url: str) -> AsyncGenerator[Cable]:
-    """Carry connections from a socket in `folder` to the unix socket of a server."""
-    path = folder / "cable"
-    cable = Cable(f"unix://{path}", target_url.removeprefix("unix://"))
-    server = await asyncio.start_unix_server(cable.carry, path)
+async def open_proxy(folder: Path, target_url: str) -> AsyncGenerator[Proxy]:
+    """Forward connections from a socket in `folder` to the unix socket of a server."""
+    path = folder / "proxy"
+    proxy = Proxy(f"unix://{path}", target_url.removeprefix("unix://"))
+    server = await asyncio.start_unix_server(proxy.forward, path)
     try:
-        yield cable
+        yield proxy
     finally:
         server.close()
-        cable.cut()
+        proxy.cut()
         await server.wait_closed()

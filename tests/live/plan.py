@@ -1,6 +1,6 @@
-"""What a publisher does in one session, as a seeded list, and what must be left of it.
+"""The seeded operations of a publisher in one session, and the state they must leave.
 
-Pure: the publisher carries a plan out, a test holds what survived against the same plan.
+Pure: the publisher runs a plan, a test compares what survived with the same plan.
 """
 
 import random
@@ -19,7 +19,7 @@ from culm.wire.messages import (
     ToolCallPart,
 )
 
-WORDS = ("bamboo ", "stem ", "grüße ", "🌱", "竹 ", "root\n", 'quote" ', "\\ ", "a", "node ")
+FRAGMENTS = ("bamboo ", "stem ", "grüße ", "🌱", "竹 ", "root\n", 'quote" ', "\\ ", "a", "node ")
 DRIP_WORD = "drip "
 
 
@@ -38,7 +38,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """Deltas. Told at once, and durable only when something after it says so."""
+    """Deltas: published at once, durable only after a later operation."""
 
     name: str
     part: int
@@ -46,7 +46,7 @@ class Grow:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Flush:
     """Wait until all text so far is durable."""
 
     name: str
@@ -81,19 +81,19 @@ class DeleteSession:
 
 @dataclass(frozen=True, slots=True)
 class Drip:
-    """Grow word by word until the publisher is told to rest, or dies."""
+    """Append one word at a time until the publisher reads `rest`, or is killed."""
 
     name: str
     part: int
 
 
-Op = Add | Open | Grow | Keep | Put | Clear | End | Delete | DeleteSession | Drip
+Op = Add | Open | Grow | Flush | Put | Clear | End | Delete | DeleteSession | Drip
 
 FINISH = Finish("end_turn", 1)
 
 
 def make_plan(seed: int, session: int, *, messages: int, deletes: bool = True) -> list[Op]:
-    """The life of one session. Names are unique in it and become the messages' model names."""
+    """All operations of one session. Names are unique in it and become the model names."""
     chance = random.Random(f"{seed}/{session}")
     ops: list[Op] = []
     for number in range(messages):
@@ -102,7 +102,7 @@ def make_plan(seed: int, session: int, *, messages: int, deletes: bool = True) -
             ops.append(Add(f"u{number}", f"u{number}: {_text(chance)}"))
         ops += [Open(name), *_growth(chance, name)]
         if deletes and chance.random() < 0.2:
-            ops.append(Delete(name))  # Open as it is: what is on its way to it is dropped.
+            ops.append(Delete(name))  # While it is open: pending text for it is dropped.
             continue
         ops.append(End(name))
         if deletes and chance.random() < 0.1:
@@ -112,15 +112,15 @@ def make_plan(seed: int, session: int, *, messages: int, deletes: bool = True) -
     return ops
 
 
-KEPT_FIRST = ("kept text 🌱 ",) * 100
+FLUSHED_FIRST = ("kept text 🌱 ",) * 100
 
 
 def make_drip() -> list[Op]:
-    """A session whose one message is open for as long as the process lives."""
+    """A session whose only message stays open while the process lives."""
     return [
         Open("drip"),
-        Grow("drip", 0, KEPT_FIRST),
-        Keep("drip"),
+        Grow("drip", 0, FLUSHED_FIRST),
+        Flush("drip"),
         Drip("drip", 0),
         End("drip"),
     ]
@@ -134,62 +134,62 @@ def _growth(chance: random.Random, name: str) -> list[Op]:
         for turn in range(chance.randint(1, 3)):
             ops.append(Grow(name, 2 * turn, _pieces(chance)))
             if chance.random() < 0.4:
-                ops.append(Keep(name))
+                ops.append(Flush(name))
             call = ToolCall(f"{name}.{attempt}.{turn}", "bash", '{"command":"ls"}', finished=True)
             ops.append(Put(name, 2 * turn + 1, ToolCallPart(call)))
     return ops
 
 
 def _pieces(chance: random.Random) -> tuple[str, ...]:
-    # Now and then more than a chunk (4096 code points) and more than a row (8 KiB) holds.
+    # Sometimes more than a chunk (4096 code points) and more than a row (8 KiB) holds.
     long = 100 if chance.random() < 0.1 else 1
-    return tuple(chance.choice(WORDS) * long for _ in range(chance.choice((3, 10, 30))))
+    return tuple(chance.choice(FRAGMENTS) * long for _ in range(chance.choice((3, 10, 30))))
 
 
 def _text(chance: random.Random) -> str:
-    return "".join(chance.choice(WORDS) for _ in range(chance.randint(1, 40)))
+    return "".join(chance.choice(FRAGMENTS) for _ in range(chance.randint(1, 40)))
 
 
-# --- what must be left
+# --- the expected state
 
 
 @dataclass(slots=True)
-class Left:
-    """One message after some of the plan: its parts, and how much of the last may be missing."""
+class ExpectedMessage:
+    """A message after a part of the plan: its parts, and how much of the last is durable."""
 
     parts: list[Part] = field(default_factory=list[Part])
-    sure: int = 0  # Code points of the last part that are durable; earlier parts are all.
+    durable: int = 0  # Code points of the last part; earlier parts are durable as a whole.
     dripping: bool = False
     ended: bool = False
 
 
 @dataclass(slots=True)
-class World:
-    """One session after some of its plan; `messages` is None once it is deleted."""
+class SessionState:
+    """A session after a part of its plan; `messages` is None once it is deleted."""
 
-    messages: dict[str, Left] | None = field(default_factory=dict[str, Left])
+    messages: dict[str, ExpectedMessage] | None = field(default_factory=dict[str, ExpectedMessage])
 
     def apply(self, op: Op) -> None:
         assert self.messages is not None, "a plan ends with its session"
         match op:
             case Add(name, text):
-                self.messages[name] = Left([TextPart(Text(text))], ended=True)
+                self.messages[name] = ExpectedMessage([TextPart(Text(text))], ended=True)
             case Open(name):
-                self.messages[name] = Left()
+                self.messages[name] = ExpectedMessage()
             case Grow(name, part, pieces):
-                left = self.messages[name]
-                if part == len(left.parts):
-                    left.parts.append(TextPart(Text()))
-                    left.sure = 0
-                _last_text(left).text += "".join(pieces)
+                expected = self.messages[name]
+                if part == len(expected.parts):
+                    expected.parts.append(TextPart(Text()))
+                    expected.durable = 0
+                _last_text(expected).text += "".join(pieces)
             case Drip(name):
                 self.messages[name].dripping = True
-            case Keep(name):
-                left = self.messages[name]
-                left.sure = len(_last_text(left).text)
+            case Flush(name):
+                expected = self.messages[name]
+                expected.durable = len(_last_text(expected).text)
             case Put(name, _, call):
-                left = self.messages[name]
-                left.parts.append(call)
+                expected = self.messages[name]
+                expected.parts.append(call)
             case Clear(name):
                 self.messages[name].parts.clear()
             case End(name):
@@ -202,65 +202,69 @@ class World:
                 assert_never(op)
 
 
-def world_after(ops: Sequence[Op]) -> World:
-    world = World()
+def state_after(ops: Sequence[Op]) -> SessionState:
+    state = SessionState()
     for op in ops:
-        world.apply(op)
-    return world
+        state.apply(op)
+    return state
 
 
-def find_difference(world: World, found: Sequence[Message] | None) -> str:
-    """Why `found` (None: no such session) cannot be what is left of `world`; empty if it can.
+def find_difference(state: SessionState, found: Sequence[Message] | None) -> str:
+    """Explain why `found` (None: no such session) cannot come from `state`; empty if it can.
 
     A message that was open at the kill must be finished as interrupted, its last part cut at
     most down to what was durable.
     """
-    if world.messages is None or found is None:
-        gone = world.messages is None, found is None
+    if state.messages is None or found is None:
+        gone = state.messages is None, found is None
         return "" if gone[0] == gone[1] else f"session gone: wanted {gone[0]}, found {gone[1]}"
     by_name = {_name(message): message for message in found}
-    if by_name.keys() != world.messages.keys():
-        return f"messages {sorted(by_name)} instead of {sorted(world.messages)}"
-    for name, left in world.messages.items():
-        if why := _differs(left, by_name[name]):
+    if by_name.keys() != state.messages.keys():
+        return f"messages {sorted(by_name)} instead of {sorted(state.messages)}"
+    for name, expected in state.messages.items():
+        if why := _differs(expected, by_name[name]):
             return f"{name}: {why}"
     return ""
 
 
-def _differs(left: Left, message: Message) -> str:
+def _differs(expected: ExpectedMessage, message: Message) -> str:
     *parts, finish = message.parts
     if not isinstance(finish, FinishPart):
         return "not finished"
     reason = finish.data.culm_reason or "planned"
-    if reason != ("planned" if left.ended else "interrupted"):
+    if reason != ("planned" if expected.ended else "interrupted"):
         return f"finished as {reason}"
-    if parts == left.parts:
+    if parts == expected.parts:
         return ""
-    last = left.parts[-1] if left.parts else None
-    if left.ended or not isinstance(last, TextPart):
-        return f"{parts} instead of {left.parts}"
-    if not left.sure and parts == left.parts[:-1]:
+    last = expected.parts[-1] if expected.parts else None
+    if expected.ended or not isinstance(last, TextPart):
+        return f"{parts} instead of {expected.parts}"
+    if not expected.durable and parts == expected.parts[:-1]:
         return ""  # Nothing of the last part was durable yet.
     found = parts[-1] if parts else None
-    if parts[:-1] != left.parts[:-1] or not isinstance(found, TextPart):
-        return f"{parts} instead of {left.parts}"
+    if parts[:-1] != expected.parts[:-1] or not isinstance(found, TextPart):
+        return f"{parts} instead of {expected.parts}"
     known, text = last.data.text, found.data.text
-    if left.dripping:
-        # How often it dripped is not known, only what a drip is.
+    if expected.dripping:
+        # The number of appended words is unknown, only the word itself.
         known += DRIP_WORD * (len(text) // len(DRIP_WORD))
     if not known.startswith(text):
         return f"text {text[-40:]!r} was never sent"
-    return "" if len(text) >= left.sure else f"{len(text)} of {left.sure} durable code points"
+    return (
+        ""
+        if len(text) >= expected.durable
+        else f"{len(text)} of {expected.durable} durable code points"
+    )
 
 
-def _last_text(left: Left) -> Text:
-    part = left.parts[-1]
+def _last_text(expected: ExpectedMessage) -> Text:
+    part = expected.parts[-1]
     assert isinstance(part, TextPart), "only text grows in a plan"
     return part.data
 
 
 def _name(message: Message) -> str:
-    """Messages are named by their model; those added whole, by how their text begins."""
+    """The model name of a message; of one that was added whole, the start of its text."""
     if message.model:
         return message.model
     first = message.parts[0]

@@ -1,6 +1,6 @@
-"""A process that holds others in custody until it is killed: `python -m tests.live.custody_server`.
+"""A server with supervised commands, until it is killed: `python -m tests.live.processes_server`.
 
-Its argument is the data directory. It says who is who in one line of JSON.
+Its argument is the data directory. It prints the pids of each role in one line of JSON.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from pathlib import Path
 import uvloop
 
 from culm.processes.linux import find_stat
+from tests.processes.process_harness import open_process_harness
 from tests.processes.test_escapes import DAEMON
-from tests.processes.yard import open_yard
 
-DEAF = "trap '' TERM; setsid sleep 100 & echo $!; while :; do wait; done"
+STUBBORN = "trap '' TERM; setsid sleep 100 & echo $!; while :; do wait; done"
 
 
 def parent_of(pid: int) -> int:
@@ -23,23 +23,23 @@ def parent_of(pid: int) -> int:
     return 0 if stat is None else stat.parent
 
 
-async def hold(folder: Path) -> None:
-    async with open_yard(folder, bound_s=60) as yard:
-        deaf = await yard.bash(DEAF)
-        gone = await yard.python(DAEMON + "import time; time.sleep(100)")
-        commands = [deaf.held.pid, gone.held.pid]
+async def serve(folder: Path) -> None:
+    async with open_process_harness(folder, bound_s=60) as harness:
+        stubborn = await harness.bash(STUBBORN)
+        daemon = await harness.python(DAEMON + "import time; time.sleep(100)")
+        commands = [stubborn.handle.pid, daemon.handle.pid]
         shims = [parent_of(pid) for pid in commands]
-        who = {
+        pids = {
             "server": [os.getpid()],
-            "keeper": [parent_of(shims[0])],
-            "wardens": shims,
+            "supervisor": [parent_of(shims[0])],
+            "shims": shims,
             "commands": commands,
-            "escaped": [await deaf.pid(), await gone.pid()],
+            "escaped": [await stubborn.pid(), await daemon.pid()],
         }
-        sys.stdout.write(json.dumps(who) + "\n")
+        sys.stdout.write(json.dumps(pids) + "\n")
         sys.stdout.flush()
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    uvloop.run(hold(Path(sys.argv[1])))
+    uvloop.run(serve(Path(sys.argv[1])))

@@ -1,11 +1,11 @@
 """A server whose workspaces are written to: the real one, with a driver beside it.
 
-Run as a program. It says `listening URL` as `culm serve` does. Each line on stdin is an `Order`
-(JSON), carried out in every workspace that is open or gets opened; `rest` ends what drips, and
-the end of stdin ends the process, so that none outlives its test. It says
+Run as a program. It prints `listening URL` as `culm serve` does. Each line on stdin is an `Order`
+(JSON), carried out in every workspace that is open or gets opened; `rest` stops the dripping,
+and the end of stdin ends the process, so that none outlives its test. It prints
 `did <workspace> <session> <n>` once the first n steps of a session's plan are done and durable
 (text that only grew becomes so with the next step that is not growth), and `end <workspace>
-<seed>` when an order is carried out.
+<seed>` when an order is done.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from tests.live.plan import (
     DeleteSession,
     Drip,
     End,
+    Flush,
     Grow,
-    Keep,
     Op,
     Open,
     Put,
@@ -42,12 +42,12 @@ from tests.live.plan import (
     make_plan,
 )
 
-LOOK_S = 0.02  # How often it looks for workspaces that were opened.
+LOOK_S = 0.02  # Poll interval for newly opened workspaces.
 DRIP_S = 0.005
 
 
 class Order(msgspec.Struct, frozen=True):
-    """How much to write; `seed` says what."""
+    """The amount to write; `seed` determines the content."""
 
     seed: int
     sessions: int = 4
@@ -69,9 +69,9 @@ class Order(msgspec.Struct, frozen=True):
         return {**plans, f"{self.seed}/drip": make_drip()} if self.drip else plans
 
 
-def say(*words: object) -> None:
-    # One write, whatever the buffering is: a kill must not leave half of a line.
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
+def print_line(*values: object) -> None:
+    # One write at any buffering: a kill must not leave half of a line.
+    sys.stdout.write(" ".join(map(str, values)) + "\n")
     sys.stdout.flush()
 
 
@@ -87,10 +87,10 @@ class Driver:
 
     async def run(self, title: str, plan: list[Op]) -> None:
         session = await self._workspace.create_session(title)
-        say("did", self._workspace.about.id, title, 0)
+        print_line("did", self._workspace.about.id, title, 0)
         for number, op in enumerate(plan, start=1):
             await self._do(session.id, op)
-            say("did", self._workspace.about.id, title, number)
+            print_line("did", self._workspace.about.id, title, number)
 
     async def _do(self, session_id: SessionId, op: Op) -> None:
         messages, drafts = self._messages, self._drafts
@@ -100,7 +100,7 @@ class Driver:
                 self._ids[name] = message.id
                 await write
             case Open(name):
-                # The first words follow at once; they may not overtake the message itself.
+                # The first text follows at once; it must not overtake the message itself.
                 drafts[name], write = messages.open(session_id, model=name, provider="plan")
                 self._ids[name] = drafts[name].message.id
                 await write
@@ -112,7 +112,7 @@ class Driver:
                 while not self._rest.is_set():
                     messages.append(drafts[name], part, "text", DRIP_WORD)
                     await asyncio.sleep(DRIP_S)
-            case Keep():
+            case Flush():
                 await messages.flush()
             case Put(name, part, call):
                 await messages.put(drafts[name], part, call)
@@ -130,7 +130,7 @@ async def carry_out(order: Order, workspace: LiveWorkspace, rest: asyncio.Event)
     async with asyncio.TaskGroup() as sessions:
         for title, plan in order.plans().items():
             sessions.create_task(Driver(workspace, rest).run(title, plan), name=title)
-    say("end", workspace.about.id, order.seed)
+    print_line("end", workspace.about.id, order.seed)
 
 
 async def watch(server: Server, orders: list[Order], rest: asyncio.Event) -> None:
@@ -170,7 +170,7 @@ async def publish(options: ServeOptions) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with open_server(options, LoopClock(), Ids(), stop.set) as server:
         for address in server.addresses:
-            say("listening", address)
+            print_line("listening", address)
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(watch(server, orders, rest), name="watch"),

@@ -1,8 +1,8 @@
-"""A server whose agent has tools with an effect: the real one, with a few tools put in.
+"""A real server whose agent has additional tools with a visible effect.
 
-Run as a program. It says `listening URL` as `culm serve` does, and ends with its stdin, so that
+Run as a program. It prints `listening URL` as `culm serve` does, and ends with its stdin, so that
 none outlives its test. Every tool appends a line with its name to the file `effects` in the
-directory it was started in; whether it then ever answers is in its name.
+directory it was started in; the tools named `hang_…` then never answer.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import uvloop
 
 from culm.assemble import open_server
 from culm.clock import LoopClock
-from culm.config.user import read_user_file
+from culm.config.sources import read_user_file
 from culm.ids import Ids
 from culm.model.base import ToolSpec
 from culm.settings import ServeOptions
@@ -30,7 +30,7 @@ EFFECTS = "effects"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Leaves its mark, and then answers or hangs."""
+    """A tool that leaves a mark, and then answers or hangs."""
 
     name: str
     crash: CrashPolicy
@@ -71,7 +71,7 @@ async def serve(options: ServeOptions) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_reader(sys.stdin, stop.set)  # Nobody writes there: what can be read is its end.
+    loop.add_reader(sys.stdin, stop.set)  # Nothing is written there: readable means closed.
     async with open_server(options, LoopClock(), Ids(), stop.set, TOOLS) as server:
         for address in server.addresses:
             print(f"listening {address}", flush=True)  # noqa: T201

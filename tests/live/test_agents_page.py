@@ -1,4 +1,4 @@
-"""What docs/agents.md tells to type works as it stands there."""
+"""The examples of docs/agents.md work as written."""
 
 import re
 import shutil
@@ -12,12 +12,12 @@ from culm.cli.main import culm
 from culm.config.schema import AgentRole
 from culm.settings import Settings
 from culm.subagents.results import ANSWER_CHARS_MAX, LIST_MAX
-from culm.subagents.roles import BUILT_IN
+from culm.subagents.start_policy import BUILT_IN_ROLES
 from culm.tools.agent_requests import ASSIGNMENTS_MAX
 from culm.wire.agents import PROMPT_CHARS_MAX
-from tests.live.found import env_of
 from tests.live.harness import RESUME_S, ROOT, environment, make_directory, open_process_server
-from tests.live.typed import printed_by_script
+from tests.live.machine import env_of
+from tests.live.page_commands import stdout_of_script
 
 PAGE = (ROOT / "docs" / "agents.md").read_text()
 IN_A_MINUTE, SCRIPTED, *BY_HAND = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
@@ -29,12 +29,12 @@ needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the page u
 
 
 async def output_of(folder: Path, env: Mapping[str, str], *scripts: str) -> str:
-    """What they print, one after the other, in a project beside a server of its own."""
-    data = folder / "data" / "culm"  # Where `culm agents` looks for it.
+    """Return what the scripts print in a new project with its own server."""
+    data = folder / "data" / "culm"  # The default location.
     options = ("--data-dir", str(data), "--create-grace", "600")
     async with open_process_server(folder, *options, env=dict(env)) as server:
         places = {"CULM_HOST": server.url, "CULM_SOCKET": server.url.removeprefix("unix://")}
-        return await printed_by_script(
+        return await stdout_of_script(
             *scripts,
             cwd=make_directory(folder),
             env=environment(folder, {**env, **places, "XDG_DATA_HOME": str(folder / "data")}),
@@ -43,20 +43,20 @@ async def output_of(folder: Path, env: Mapping[str, str], *scripts: str) -> str:
 
 
 @needs_curl
-async def test_agents_are_started_watched_cancelled_allowed_bounded_and_kept_apart(
+async def test_agents_page_shell_examples_print_the_expected_output(
     folder: Path,
 ) -> None:
-    said = UUID.sub("ID", await output_of(folder, OFFLINE, IN_A_MINUTE, *BY_HAND))
-    said = LISTED.sub(r"\1ID", said)
-    a_minute, _, by_hand = said.partition("  ID  worker   completed  $0.0000  read b.txt\n")
+    output = UUID.sub("ID", await output_of(folder, OFFLINE, IN_A_MINUTE, *BY_HAND))
+    output = LISTED.sub(r"\1ID", output)
+    a_minute, _, by_hand = output.partition("  ID  worker   completed  $0.0000  read b.txt\n")
     assert "The 2 sub-agents answered:" in a_minute
     assert re.findall(r"tomatoes|beans|ID +worker +completed", a_minute) == [
         *("tomatoes", "beans", "ID  worker   completed"),
     ]
     read, _, rest = by_hand.partition("id: ")
     assert re.findall(r"tomatoes|beans", read) == ["tomatoes", "beans"]
-    told, _, rest = rest.partition("canceled\n")
-    assert re.findall(r'"type":"(agent_\w+)"', told) == [
+    events, _, rest = rest.partition("canceled\n")
+    assert re.findall(r'"type":"(agent_\w+)"', events) == [
         *("agent_started", "agent_ended", "agent_ended"),
     ]
     allowed, _, rest = rest.partition("Limit reached: ")
@@ -67,18 +67,18 @@ async def test_agents_are_started_watched_cancelled_allowed_bounded_and_kept_apa
     assert re.fullmatch(r'\{"resolved":true\}\n## culm/\w+\n\?\? c.txt\n', rest.split("ed\n", 1)[1])
 
 
-async def test_a_model_reads_what_the_page_shows(folder: Path) -> None:
+async def test_agents_page_scripted_example_prints_the_shown_text(folder: Path) -> None:
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
-    said = await output_of(folder, env_of({}), SCRIPTED)
+    output = await output_of(folder, env_of({}), SCRIPTED)
 
     def plain(text: str) -> str:
-        """Ids are others each time, and prices are the catalogue's."""
+        """Replace ids and prices, which vary."""
         return re.sub(r"\$\d+\.\d+", "$", UUID.sub("ID", text))
 
-    assert plain(said) == plain(shown)
+    assert plain(output) == plain(shown)
 
 
-def test_the_roles_of_the_page_are_a_sound_configuration(folder: Path) -> None:
+def test_agents_page_roles_are_a_valid_configuration(folder: Path) -> None:
     (document,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     file = folder / "culm.json"
     file.write_text(document)
@@ -86,11 +86,11 @@ def test_the_roles_of_the_page_are_a_sound_configuration(folder: Path) -> None:
     assert (checked.exit_code, checked.stdout) == (0, "ok: 1 file\n")
     keys = re.findall(r"^\| `(\w+)` \|", PAGE.partition("| key | |")[2], re.MULTILINE)
     assert tuple(keys[: len(AgentRole.__struct_fields__)]) == AgentRole.__struct_fields__
-    for name in BUILT_IN:
+    for name in BUILT_IN_ROLES:
         assert f"\n| `{name}` |" in PAGE
 
 
-def test_the_page_names_every_tool_and_the_limits_there_are() -> None:
+def test_agents_page_lists_every_tool_and_limit() -> None:
     tools = PAGE.partition("## The tools")[2].partition("## Roles")[0]
     assert re.findall(r"^\| `(\w+)` \|", tools, re.MULTILINE) == [
         *("agent", "agent_wait", "agent_send", "agent_stop", "agent_list", "mail"),

@@ -23,12 +23,12 @@ from tests.live.harness import (
     make_directory,
     open_process,
 )
-from tests.live.run_drive import HELD, open_agent, script, until_asked
+from tests.live.run_harness import HELD, open_agent, script, until_asked
 from tests.support import contract
 
 ENV = {"CULM_NO_DISCOVERY": "1"}
 LOOK = Reply(text="I look.", calls=[ScriptedCall(name="ls", input={})])
-SAID = Reply(text="It has \x1b[31mred\x1b[0m letters.")
+COLORED = Reply(text="It has \x1b[31mred\x1b[0m letters.")
 
 
 def places(folder: Path) -> list[str]:
@@ -48,12 +48,12 @@ async def culm(folder: Path, *args: str) -> Ended:
         return await process.wait(RESUME_S)
 
 
-async def said(process: ProcessServer, words: str) -> None:
-    await process.until(lambda: words in process.said(), RESUME_S)
+async def until_printed(process: ProcessServer, text: str) -> None:
+    await process.until(lambda: text in process.output(), RESUME_S)
 
 
 class Folded:
-    """What a program knows after all lines of `--json`."""
+    """The state that a program has after all lines of `--json`."""
 
     def __init__(self, lines: Iterable[Mapping[str, Any]]) -> None:
         self.texts: dict[str, str] = {}
@@ -79,9 +79,9 @@ def lines_of(ended: Ended) -> list[dict[str, Any]]:
 
 
 @contract("CLI-5", "CLI-6")
-async def test_all_who_follow_a_session_end_in_the_state_that_is_stored(folder: Path) -> None:
+async def test_all_followers_of_a_session_end_in_the_stored_state(folder: Path) -> None:
     async with (
-        open_model_server(script(LOOK, HELD, SAID)) as model,
+        open_model_server(script(LOOK, HELD, COLORED)) as model,
         open_agent(folder, model) as (_, client),
     ):
         remote = await client.open_workspace(make_directory(folder))
@@ -93,8 +93,8 @@ async def test_all_who_follow_a_session_end_in_the_state_that_is_stored(folder: 
             open_culm(folder, "attach", first, "--json") as other,
         ):
             await until_asked(model, 2)
-            await said(one, "I look.")
-            await said(other, "I look.")
+            await until_printed(one, "I look.")
+            await until_printed(other, "I look.")
             second = await remote.prompt(session.id, "and then?")
             model.release()
             ended = await other.wait(RESUME_S)
@@ -128,7 +128,7 @@ async def test_all_who_follow_a_session_end_in_the_state_that_is_stored(folder: 
 
 
 @contract("CLI-6")
-async def test_whoever_leaves_stops_nothing_and_goes_on_from_the_cursor_that_was_told(
+async def test_detach_stops_no_run_and_attach_resumes_from_the_printed_cursor(
     folder: Path,
 ) -> None:
     async with (
@@ -140,7 +140,7 @@ async def test_whoever_leaves_stops_nothing_and_goes_on_from_the_cursor_that_was
         run_id = await remote.prompt(session.id, "look around")
         async with open_culm(folder, "attach", run_id[:8]) as watching:
             await until_asked(model, 2)
-            await said(watching, "I look.")
+            await until_printed(watching, "I look.")
             watching.process.send_signal(signal.SIGINT)
             left = await watching.wait(RESUME_S)
         assert (left.status, (await remote.run(run_id)).state) == (130, "active")
@@ -155,7 +155,7 @@ async def test_whoever_leaves_stops_nothing_and_goes_on_from_the_cursor_that_was
         assert (lines[-1]["type"], lines[-1]["outcome"]) == ("end", "end_turn")
 
 
-async def test_what_cannot_be_followed_is_said_with_the_nearest(folder: Path) -> None:
+async def test_attach_suggests_the_nearest_session_and_refuses_a_bad_cursor(folder: Path) -> None:
     async with (
         open_model_server(script()) as model,
         open_agent(folder, model) as (_, client),
@@ -168,4 +168,4 @@ async def test_what_cannot_be_followed_is_said_with_the_nearest(folder: Path) ->
         assert "did you mean session" in unknown.stderr
         assert "Blue plums" in unknown.stderr
         bad = await culm(folder, "attach", "Blue plums", "--cursor", "yesterday")
-        assert (bad.status, "is no cursor" in bad.stderr) == (2, True)
+        assert (bad.status, "is not a cursor" in bad.stderr) == (2, True)

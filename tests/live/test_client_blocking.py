@@ -1,4 +1,4 @@
-"""The client of scripts and notebooks: real programs, their Ctrl-C, and what it does not stop."""
+"""The blocking client of scripts and notebooks: real programs and their Ctrl-C."""
 
 import asyncio
 import os
@@ -31,23 +31,23 @@ GONE = SessionId("gone")
 
 
 @asynccontextmanager
-async def open_home(folder: Path) -> AsyncGenerator[ProcessServer]:
+async def open_offline_server(folder: Path) -> AsyncGenerator[ProcessServer]:
     """A server with the offline model, and a project with one file."""
     (make_directory(folder) / "README.md").write_text("# Plums\n")
     async with open_process_server(folder, "--host", f"unix://{folder}/s", env=ENV) as server:
         yield server
 
 
-async def test_in_the_thread_of_a_running_loop_it_asks_streams_and_refuses(folder: Path) -> None:
-    """As in a notebook, whose loop waits for the cell."""
-    async with open_home(folder) as server:
+async def test_blocking_client_works_in_the_thread_of_a_running_loop(folder: Path) -> None:
+    """The situation of a notebook, whose loop waits for the cell."""
+    async with open_offline_server(folder) as server:
         with connect_blocking(folder / "project", server.url, env={}) as culm:
             answer = culm.ask("read README.md")
             assert (answer.is_complete, "# Plums" in answer.text) == (True, True)
             pieces = list(culm.stream("list the files", session_id=answer.run.session_id))
             second = culm.messages(answer.run.session_id)[4:]
-            said = [full_text(message.parts) for message in second if message.role == "assistant"]
-            assert "".join(pieces) == "\n".join(text for text in said if text)
+            texts = [full_text(message.parts) for message in second if message.role == "assistant"]
+            assert "".join(pieces) == "\n".join(text for text in texts if text)
             (session,) = culm.sessions()
             assert [run.session_id for run in culm.runs()] == [session.id] * 2
             assert (culm.asks(), culm.agents()) == ([], [])
@@ -71,13 +71,13 @@ with connect_blocking("project", "unix://{folder}/s") as culm:
         print(culm.cancel(run.id).result, flush=True)
 """
     async with (
-        open_home(folder) as server,
+        open_offline_server(folder) as server,
         open_client_of(server) as client,
         open_process(folder, "-c", program, env=ENV) as script,
     ):
         workspace = await client.open_workspace(folder / "project")
         async with asyncio.timeout(2 * WAIT_S):
-            while not await workspace.processes():  # It sleeps.
+            while not await workspace.processes():  # Until it runs.
                 await asyncio.sleep(0.02)
         ended = await script.end(signal.SIGINT)
         (run,) = await workspace.runs()
@@ -85,7 +85,7 @@ with connect_blocking("project", "unix://{folder}/s") as culm:
         assert ended.stdout.splitlines() == [f"{run.id} active", "canceled"]
 
 
-async def test_ctrl_c_does_not_wait_for_a_server_that_says_nothing(folder: Path) -> None:
+async def test_ctrl_c_does_not_wait_for_a_silent_server(folder: Path) -> None:
     program = f"""
 from culm import connect_blocking
 print("connecting", flush=True)
@@ -96,18 +96,18 @@ with connect_blocking("project", "unix://{folder}/s"):
         silent.bind(str(folder / "s"))
         silent.listen()
         async with open_process(folder, "-c", program, env=ENV) as script:
-            await script.until_said("connecting", 2 * WAIT_S)
+            await script.until_line("connecting", 2 * WAIT_S)
             loop = asyncio.get_running_loop()
-            silent.settimeout(0)  # As a loop wants it.
-            probe, _ = await loop.sock_accept(silent)  # Whether there is one ...
-            request, _ = await loop.sock_accept(silent)  # ... and who it is.
+            silent.settimeout(0)  # Required by the loop.
+            probe, _ = await loop.sock_accept(silent)  # The check for a server ...
+            request, _ = await loop.sock_accept(silent)  # ... and the request for its version.
             with probe, request:
                 ended = await script.end(signal.SIGINT)
         assert ended.stderr.endswith("KeyboardInterrupt")
 
 
-def test_what_nobody_waits_for_any_more_is_left_as_soon_as_it_was_entered() -> None:
-    """A notebook goes on after a Ctrl-C: no workspace must be held open in its background."""
+def test_interrupted_portal_exits_its_context_once_entered() -> None:
+    """A notebook continues after a Ctrl-C: no workspace may stay open in the background."""
     may_enter, left = threading.Event(), threading.Event()
 
     @asynccontextmanager

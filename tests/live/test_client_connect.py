@@ -1,4 +1,4 @@
-"""Clients that find their server, start it, replace it or bring it back: real processes."""
+"""Clients that find, start, replace or restart their server, with real processes."""
 
 import asyncio
 import os
@@ -15,9 +15,8 @@ from culm.client.asked_run import open_asked
 from culm.client.connection import connect
 from culm.client.follower import open_mirror
 from culm.client.http import Client, open_client
-from culm.client.launch import is_answered
+from culm.client.launch import is_listening
 from culm.errors import InvalidRequest, NoServer
-from tests.live.found import open_machine, server_pid
 from tests.live.harness import (
     RESUME_S,
     ProcessServer,
@@ -27,6 +26,7 @@ from tests.live.harness import (
     make_directory,
     open_process_server,
 )
+from tests.live.machine import open_machine, server_pid
 from tests.live.test_run_command import starts
 from tests.support import WAIT_S, contract
 
@@ -37,7 +37,7 @@ CLIENTS = 10
 async def open_connected(
     folder: Path, host: str = "", token_file: Path | None = None
 ) -> AsyncGenerator[Client]:
-    """As a program of a person connects, whose machine is `folder`."""
+    """Connect as a program of a user whose machine is `folder`."""
     connecting = connect(
         host or f"unix://{folder}/s",
         token_file=token_file,
@@ -50,7 +50,7 @@ async def open_connected(
 
 @asynccontextmanager
 async def open_version(folder: Path, version: str) -> AsyncGenerator[ProcessServer]:
-    """A server of another version, in all that it says."""
+    """A server that reports another version."""
     program = f"import culm; culm.__version__ = {version!r}; from culm.cli.main import main; main()"
     place = ("--host", f"unix://{folder}/s")
     async with open_process_server(folder, *place, program=("-c", program, "serve")) as server:
@@ -82,7 +82,7 @@ async def test_ten_clients_at_once_over_a_stale_socket_start_one_server(folder: 
 
 
 @contract("CLIENT-2")
-async def test_an_older_server_that_hosts_nothing_is_replaced(folder: Path) -> None:
+async def test_older_server_without_workspaces_is_replaced(folder: Path) -> None:
     async with open_version(folder, "0.0.1") as old, open_machine(folder):
         async with open_connected(folder) as client:
             assert (await client.version()).version == __version__
@@ -90,7 +90,7 @@ async def test_an_older_server_that_hosts_nothing_is_replaced(folder: Path) -> N
 
 
 @contract("CLIENT-2")
-async def test_an_older_server_that_hosts_something_is_used_as_it_is(folder: Path) -> None:
+async def test_older_server_with_workspaces_is_used_as_it_is(folder: Path) -> None:
     async with open_version(folder, "0.0.1") as old, open_busy(old):
         async with open_connected(folder) as client:
             assert (await client.version()).version == "0.0.1"
@@ -100,7 +100,7 @@ async def test_an_older_server_that_hosts_something_is_used_as_it_is(folder: Pat
 @pytest.mark.parametrize(
     ("version", "hint"), [("devel", "it is busy: stop it when"), ("99.0.0", "upgrade this culm")]
 )
-async def test_a_server_that_speaks_otherwise_and_is_busy_or_newer_is_refused_with_a_hint(
+async def test_incompatible_server_that_is_busy_or_newer_is_refused_with_a_hint(
     folder: Path, version: str, hint: str
 ) -> None:
     async with open_version(folder, version) as other, open_busy(other):
@@ -110,7 +110,7 @@ async def test_a_server_that_speaks_otherwise_and_is_busy_or_newer_is_refused_wi
         assert other.process.returncode is None
 
 
-async def test_a_newer_server_of_another_major_version_is_not_replaced_although_it_is_idle(
+async def test_idle_server_of_a_newer_major_version_is_not_replaced(
     folder: Path,
 ) -> None:
     async with open_version(folder, "99.0.0") as newer:
@@ -121,9 +121,9 @@ async def test_a_newer_server_of_another_major_version_is_not_replaced_although_
 
 @asynccontextmanager
 async def open_busy(server: ProcessServer) -> AsyncGenerator[None]:
-    """Somebody's workspace is open there."""
-    async with open_client(server.url) as somebody:
-        await somebody.open_workspace(make_directory(server.folder))
+    """Keep a workspace open on a server."""
+    async with open_client(server.url) as other:
+        await other.open_workspace(make_directory(server.folder))
         yield
 
 
@@ -132,28 +132,28 @@ async def enter_and_leave(folder: Path, host: str = "", token_file: Path | None 
         pass
 
 
-# --- elsewhere
+# --- over TCP
 
 
-async def test_a_server_over_tcp_is_neither_started_nor_used_with_another_token(
+async def test_tcp_server_is_not_started_and_a_wrong_token_is_refused(
     folder: Path,
 ) -> None:
-    with pytest.raises(NoServer, match="Connection refused") as nobody:
+    with pytest.raises(NoServer, match="Connection refused") as failed:
         await enter_and_leave(folder, "tcp://127.0.0.1:1")
-    assert nobody.value.hint == "`culm serve --host tcp://127.0.0.1:1` starts one"
+    assert failed.value.hint == "start one with `culm serve --host tcp://127.0.0.1:1`"
     wrong = folder / "wrong"
     wrong.write_text("wrong\n")
     async with open_process_server(folder, "--host", "tcp://127.0.0.1:0") as server:
-        with pytest.raises(NoServer, match="refuses") as refused:
+        with pytest.raises(NoServer, match="refused the request") as refused:
             await enter_and_leave(folder, server.url, wrong)
-        assert refused.value.hint == "--token-file must name the token file of that server"
+        assert refused.value.hint == "pass the token file of that server with --token-file"
         with pytest.raises(InvalidRequest, match="cannot read"):
             await enter_and_leave(folder, server.url, folder / "nowhere")
         await enter_and_leave(folder, server.url, folder / "data" / "token")
-        await enter_and_leave(folder, server.url)  # That is where it is looked for, too.
+        await enter_and_leave(folder, server.url)  # The default token file.
 
 
-async def test_what_answers_and_is_no_culm_is_told_as_such(folder: Path) -> None:
+async def test_http_server_that_is_not_culm_is_refused(folder: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n<p>Welcome</p>")
@@ -162,15 +162,15 @@ async def test_what_answers_and_is_no_culm_is_told_as_such(folder: Path) -> None
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(NoServer, match="is no culm server"):
+        with pytest.raises(NoServer, match="is not a culm server"):
             await enter_and_leave(folder, f"tcp://127.0.0.1:{port}")
 
 
-# --- coming back
+# --- restarting
 
 
 @contract("CLIENT-3", "CLIENT-5")
-async def test_a_server_that_is_killed_is_started_again_by_who_follows_it(folder: Path) -> None:
+async def test_follower_restarts_a_killed_server(folder: Path) -> None:
     async with open_machine(folder), open_connected(folder) as client:
         workspace = await client.open_workspace(make_directory(folder))
         before = await workspace.create_session("before")
@@ -190,7 +190,7 @@ async def test_a_server_that_is_killed_is_started_again_by_who_follows_it(folder
         assert starts(folder) == 2
 
 
-async def test_who_asked_a_server_that_is_killed_hears_from_the_next_one_how_it_ended(
+async def test_run_of_a_killed_server_is_reported_interrupted_by_the_next_one(
     folder: Path,
 ) -> None:
     async with open_machine(folder), open_connected(folder) as client:
@@ -207,7 +207,7 @@ async def test_who_asked_a_server_that_is_killed_hears_from_the_next_one_how_it_
 
 
 @contract("CLIENT-5")
-async def test_a_server_that_was_told_to_leave_is_not_brought_back(folder: Path) -> None:
+async def test_server_stopped_by_sigterm_is_not_restarted(folder: Path) -> None:
     async with open_machine(folder), open_connected(folder) as client:
         workspace = await client.open_workspace(make_directory(folder))
         async with open_mirror(workspace) as follower:
@@ -217,5 +217,5 @@ async def test_a_server_that_was_told_to_leave_is_not_brought_back(folder: Path)
                 while (folder / "s").exists():
                     await asyncio.sleep(0.02)
             await client.revive()
-            assert not is_answered(f"unix://{folder}/s")
+            assert not is_listening(f"unix://{folder}/s")
         assert starts(folder) == 1

@@ -1,4 +1,4 @@
-"""What the page about the client tells a programmer to write works as it stands there."""
+"""The examples of docs/client.md work as written."""
 
 import inspect
 import re
@@ -10,14 +10,14 @@ from culm.client.extensions import RemoteLsps, RemoteMcp, RemoteSkills
 from culm.client.http import Client
 from culm.client.workspace import RemoteWorkspace
 from culm.wire.codec import encode
-from tests.live.found import env_of
 from tests.live.harness import RESUME_S, ROOT, make_directory, open_process, open_process_server
+from tests.live.machine import env_of
 
 PAGE = ROOT / "docs" / "client.md"
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 OTHERS = (RemoteConfig, RemoteProject, RemoteSkills, RemoteLsps, RemoteMcp)
 
-# One process for all examples. They are run as in a notebook; a whole program has its own thread.
+# One process runs all examples like a notebook; a complete program gets its own thread.
 NOTEBOOK = """
 import ast, asyncio, json, sys
 from inspect import CO_COROUTINE
@@ -47,7 +47,7 @@ asyncio.run(main(json.load(open(sys.argv[1]))))
 """
 
 
-async def test_the_examples_of_the_client_page_run_as_they_stand(folder: Path) -> None:
+async def test_client_page_examples_run(folder: Path) -> None:
     project = make_directory(folder)
     (project / "README.md").write_text("# Plums\n\nHow to grow them.\n")
     hosts = ("--host", f"unix://{folder}/s", "--host", "tcp://127.0.0.1:0")
@@ -68,32 +68,32 @@ async def test_the_examples_of_the_client_page_run_as_they_stand(folder: Path) -
         async with open_process(folder, *argv, env=env) as notebook:
             ended = await notebook.wait(2 * RESUME_S)
     assert ended.status == 0, f"{ended.stdout}\n{ended.stderr}"
-    said = [part.partition("\n")[2] for part in ended.stdout.split("--- ")[1:]]
-    assert len(said) == len(blocks)
-    for words in (
+    outputs = [part.partition("\n")[2] for part in ended.stdout.split("--- ")[1:]]
+    assert len(outputs) == len(blocks)
+    for text in (
         "README.md",
         "# Plums",
         "True end_turn",
         "slow-1', 'ended', 'canceled'",
         "reader",
     ):
-        assert any(words in one for one in said), f"{words}\n{ended.stdout}"
+        assert any(text in one for one in outputs), f"{text}\n{ended.stdout}"
     assert (project / "bed.txt").exists()
 
 
-def test_the_table_of_methods_has_all_of_them_and_no_other() -> None:
+def test_client_page_lists_exactly_the_methods_of_the_client() -> None:
     of_client, of_workspace = PAGE.read_text().split("## All methods")[1].split("Of `workspace`")
-    told = {noun: set(names(cells)) for noun, cells in rows(of_workspace)}
+    listed = {noun: set(names(cells)) for noun, cells in rows(of_workspace)}
     of_parts = {kind.__name__.removeprefix("Remote").lower(): methods(kind) for kind in OTHERS}
-    assert {noun.strip("`"): told.pop(noun) for noun in list(told) if "`" in noun} == of_parts
-    assert {name for of_noun in told.values() for name in of_noun} == methods(RemoteWorkspace)
+    assert {noun.strip("`"): listed.pop(noun) for noun in list(listed) if "`" in noun} == of_parts
+    assert {name for of_noun in listed.values() for name in of_noun} == methods(RemoteWorkspace)
     assert {name for noun, _ in rows(of_client) for name in names(noun)} == methods(Client) - {
         "create"  # The half of `open_workspace` that `rejoin` repeats.
     }
 
 
 def rows(text: str) -> list[tuple[str, str]]:
-    """The cells of a table, without its head."""
+    """Return the cells of a table without its header."""
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     return [(cells[0], cells[1]) for cells in lines if len(cells) == 2 and "---" not in cells[0]]
 
@@ -103,7 +103,7 @@ def names(cell: str) -> Iterable[str]:
 
 
 def methods(kind: type) -> set[str]:
-    """What it can be asked for."""
+    """Return the public async methods of a class."""
     found = inspect.getmembers(kind, inspect.isfunction)
     waiting = {name for name, one in found if inspect.iscoroutinefunction(inspect.unwrap(one))}
     streams = {name for name, one in found if inspect.isasyncgenfunction(inspect.unwrap(one))}

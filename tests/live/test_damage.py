@@ -1,4 +1,4 @@
-"""A database that came to harm: moved aside and named, and everybody can go on."""
+"""A damaged database is moved aside and named, and clients continue with a new one."""
 
 import asyncio
 import random
@@ -25,14 +25,14 @@ PAGE = 4096
 ORDER = Order(seed=5, sessions=3, messages=10, deletes=False, drip=True)
 
 
-def spoil(database: Path, *, where: str) -> bytes:
-    """Bring the log home, as a reader may do at any time; then overwrite pages. The new bytes."""
+def damage(database: Path, *, where: str) -> bytes:
+    """Checkpoint the log, overwrite pages, and return the new bytes of the file."""
     connection = sqlite3.connect(database)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
     data = bytearray(database.read_bytes())
     pages = len(data) // PAGE
-    assert pages > 16, "enough to have a middle"
+    assert pages > 16, "large enough to have a middle"
     first, last = (0, 1) if where == "header" else (pages // 4, 3 * pages // 4)
     data[first * PAGE : last * PAGE] = random.Random(where).randbytes((last - first) * PAGE)
     database.write_bytes(data)
@@ -41,7 +41,7 @@ def spoil(database: Path, *, where: str) -> bytes:
 
 @contract("EXC-13")
 @pytest.mark.parametrize("where", ["middle", "header"])
-async def test_a_damaged_database_is_moved_aside_and_a_follower_is_told_to_begin_again(
+async def test_damaged_database_is_moved_aside_and_followers_resync(
     folder: Path, where: str
 ) -> None:
     host = ("--host", f"unix://{folder}/s")
@@ -51,18 +51,18 @@ async def test_a_damaged_database_is_moved_aside_and_a_follower_is_told_to_begin
     ):
         remote = await client.open_workspace(make_directory(folder))
         async with open_mirror(remote) as follower:
-            killed.tell(ORDER.line())
+            killed.send_line(ORDER.line())
             await killed.until(lambda: len(killed.lines) > 150, RESUME_S)
             async with asyncio.timeout(WAIT_S):
                 await follower.until(lambda mirror: bool(mirror.messages))
             old = (await remote.snapshot()).cursor.partition(".")[0]
             await killed.kill()
             database = find_database(folder)
-            spoilt = spoil(database, where=where)
+            damaged = damage(database, where=where)
 
             async with open_process_server(folder, *host):
                 again = await client.open_workspace(make_directory(folder))
-                session = await again.create_session("life goes on")
+                session = await again.create_session("after the damage")
                 snapshot = await again.snapshot("*")
                 assert [s.id for s in snapshot.sessions] == [session.id]
                 assert snapshot.messages == []
@@ -70,7 +70,7 @@ async def test_a_damaged_database_is_moved_aside_and_a_follower_is_told_to_begin
                 (aside,) = database.parent.glob("culm.db.damaged-*[0-9]")
                 assert snapshot.store.state == "replaced"
                 assert str(aside) in snapshot.store.reason
-                assert aside.read_bytes() == spoilt, "never touched, whatever it is"
+                assert aside.read_bytes() == damaged, "the copy is unchanged"
 
                 await caught_up(follower, snapshot)
                 assert_same(follower.mirror, snapshot)
@@ -78,30 +78,30 @@ async def test_a_damaged_database_is_moved_aside_and_a_follower_is_told_to_begin
                     await follower.until(lambda mirror: mirror.store == snapshot.store)
 
 
-async def test_a_file_moved_aside_earlier_is_not_overwritten_by_the_next(folder: Path) -> None:
+async def test_damaged_database_does_not_overwrite_an_earlier_copy(folder: Path) -> None:
     host = ("--host", f"unix://{folder}/s")
     async with (
         open_process_server(folder, *host, program=PUBLISHER) as killed,
         open_client_of(killed) as client,
     ):
         await client.open_workspace(make_directory(folder))
-        killed.tell(ORDER.line())
+        killed.send_line(ORDER.line())
         await killed.until(lambda: len(killed.lines) > 150, RESUME_S)
         await killed.kill()
     database = find_database(folder)
-    spoil(database, where="middle")
-    # Two accidents in one second, or a clock that was set back: the name is taken already.
+    damage(database, where="middle")
+    # Damaged twice in one second, or a clock set back: the name exists already.
     now = int(database.stat().st_mtime)
     earlier = [database.with_name(f"culm.db.damaged-{now + n}") for n in range(30)]
     for path in earlier:
-        path.write_text("an earlier accident")
+        path.write_text("an earlier copy")
     async with open_process_server(folder, *host) as server, open_client_of(server) as client:
         remote = await client.open_workspace(make_directory(folder))
         assert (await remote.snapshot()).store.state == "replaced"
-    assert {path.read_bytes() for path in earlier} == {b"an earlier accident"}
+    assert {path.read_bytes() for path in earlier} == {b"an earlier copy"}
 
 
-async def test_a_clean_end_needs_no_check_and_loses_nothing(folder: Path) -> None:
+async def test_clean_shutdown_keeps_all_sessions_and_store_state_ok(folder: Path) -> None:
     host = ("--host", f"unix://{folder}/s")
     for title in ("first", "second"):
         async with open_process_server(folder, *host) as server:

@@ -1,4 +1,4 @@
-"""What is found without configuration: one variable is enough, and `culm run` answers by it."""
+"""Providers found without configuration: one variable is enough for `culm run`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.request_log import SeenRequest
 from culm.testing.script import Reply
 from culm.wire.codec import decode
-from tests.live.found import env_of, open_machine, run_fresh, server_pid
 from tests.live.harness import Ended, open_process_server
-from tests.live.run_drive import TITLES, script
+from tests.live.machine import env_of, open_machine, run_fresh, server_pid
+from tests.live.run_harness import TITLES, script
 
 KEY = "the-key-in-the-environment"
 HELLO = "Hello from afar."
@@ -22,9 +22,9 @@ HELLO = "Hello from afar."
 
 @dataclass(frozen=True)
 class Case:
-    """A variable or two, and how the provider should be asked then."""
+    """Environment variables, and the request that the provider should get."""
 
-    env: Mapping[str, str]  # `{url}` stands for where the provider is.
+    env: Mapping[str, str]  # `{url}` is the address of the provider.
     path: str
     headers: Mapping[str, str]
     model: str
@@ -47,7 +47,7 @@ CASES = {
 }
 
 
-class Question(Struct):
+class ChatRequest(Struct):
     model: str
     stream: bool
 
@@ -58,12 +58,12 @@ def environment_of(case: Case, model: ModelServer) -> dict[str, str]:
 
 
 def asked(model: ModelServer) -> list[SeenRequest]:
-    """Without those who want a title."""
+    """Return all requests except those for a title."""
     return [seen for seen in model.requests if TITLES.encode() not in seen.raw]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
-async def test_a_variable_alone_is_enough_for_an_answer_by_the_right_model(
+async def test_environment_variable_alone_selects_the_provider_and_model(
     folder: Path, case: Case
 ) -> None:
     async with (
@@ -75,10 +75,10 @@ async def test_a_variable_alone_is_enough_for_an_answer_by_the_right_model(
         (seen,) = asked(model)
         assert seen.path == case.path
         assert {name: seen.headers[name] for name in case.headers} == case.headers
-        assert decode(seen.raw, Question) == Question(case.model, stream=True)
+        assert decode(seen.raw, ChatRequest) == ChatRequest(case.model, stream=True)
 
 
-async def test_of_several_keys_the_preferred_provider_is_asked_and_the_others_are_not(
+async def test_with_several_keys_only_the_preferred_provider_is_asked(
     folder: Path,
 ) -> None:
     async with (
@@ -92,7 +92,7 @@ async def test_of_several_keys_the_preferred_provider_is_asked_and_the_others_ar
         assert other.requests == []
 
 
-async def test_who_wants_nothing_found_is_answered_offline_with_real_results(folder: Path) -> None:
+async def test_without_discovery_the_offline_model_answers_with_real_results(folder: Path) -> None:
     async with open_model_server(script()) as model, open_machine(folder):
         env = environment_of(CASES["OpenAI"], model) | environment_of(CASES["Ollama"], model)
         env["CULM_NO_DISCOVERY"] = "1"
@@ -104,7 +104,7 @@ async def test_who_wants_nothing_found_is_answered_offline_with_real_results(fol
         assert model.requests == []
 
 
-async def test_a_key_that_only_the_client_has_counts_in_a_server_that_has_none(
+async def test_key_of_the_client_is_used_by_a_server_without_keys(
     folder: Path,
 ) -> None:
     host = ("--host", f"unix://{folder}/s")
@@ -118,7 +118,7 @@ async def test_a_key_that_only_the_client_has_counts_in_a_server_that_has_none(
         assert seen.headers["Authorization"] == f"Bearer {KEY}"
 
 
-async def test_a_server_that_a_client_starts_has_none_of_its_keys_and_the_next_shell_asks_nobody(
+async def test_server_started_by_a_client_does_not_inherit_its_keys(
     folder: Path,
 ) -> None:
     async with (

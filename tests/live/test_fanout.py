@@ -1,4 +1,4 @@
-"""Many streams on one workspace: those that die, however abruptly, hurt no other."""
+"""Many streams on one workspace: an abrupt end of some does not affect the others."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.alone
 
 STREAMS = 200
 VICTIMS = 120
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER of zero: close sends a reset, not a goodbye.
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER of zero: close sends a reset, not a FIN.
 VIEWS = ("delta", "crush")
 
 
@@ -43,7 +43,7 @@ class RawStream:
     killed: bool = False
 
     async def read(self, until: asyncio.Future[int]) -> None:
-        """Note the numbers of durable events until the last one is there."""
+        """Record the numbers of durable events until the last one has arrived."""
         rest = b""
         try:
             async for data in self.response.content.iter_any():
@@ -84,7 +84,7 @@ def _seq(event: bytes) -> int | None:
 async def open_http(
     server: ProcessServer,
 ) -> AsyncGenerator[list[tuple[aiohttp.ClientSession, str]]]:
-    """Plain HTTP by the server's unix socket and by its port."""
+    """Plain HTTP over the server's unix socket and over its port."""
     unix, tcp = server.urls
     headers = {"Authorization": f"Bearer {server.token}"}
     connector = aiohttp.UnixConnector(unix.removeprefix("unix://"), limit=0)
@@ -96,7 +96,7 @@ async def open_http(
 
 
 @contract("INV-18", "INV-66")
-async def test_streams_that_stay_miss_nothing_while_others_are_killed_at_random(
+async def test_streams_miss_nothing_while_others_are_killed_at_random(
     folder: Path,
 ) -> None:
     chance = random.Random(18)
@@ -106,7 +106,7 @@ async def test_streams_that_stay_miss_nothing_while_others_are_killed_at_random(
     async with (
         open_process_server(folder, *hosts, program=PUBLISHER) as server,
         open_client_of(server) as client,
-        open_http(server) as ways,
+        open_http(server) as connections,
         AsyncExitStack() as stack,
     ):
         remote = await client.open_workspace(make_directory(folder))
@@ -114,7 +114,7 @@ async def test_streams_that_stay_miss_nothing_while_others_are_killed_at_random(
         ids = Ids(18)
         streams: list[RawStream] = []
         for number in range(STREAMS):
-            session, base = ways[number % 2]
+            session, base = connections[number % 2]
             query = f"client_id={ids.client()}&view={VIEWS[number // 2 % 2]}&cursor={first}"
             response = await stack.enter_async_context(
                 session.get(f"{base}{remote.path(f'/events?{query}')}", timeout=None)
@@ -126,9 +126,9 @@ async def test_streams_that_stay_miss_nothing_while_others_are_killed_at_random(
         async with asyncio.timeout(2 * RESUME_S), asyncio.TaskGroup() as readers:
             for number, stream in enumerate(streams):
                 readers.create_task(stream.read(last), name=f"stream {number}")
-            server.tell(order.line())
-            await server.until_said(f"end {remote.id} {order.seed}", 2 * RESUME_S)
-            # One more, so that every reader that caught up already wakes and finds its end.
+            server.send_line(order.line())
+            await server.until_line(f"end {remote.id} {order.seed}", 2 * RESUME_S)
+            # One more event wakes every reader that has already caught up.
             last.set_result(seq_of((await remote.snapshot()).cursor) + 1)
             await remote.create_session("the last one")
 

@@ -1,4 +1,4 @@
-"""What docs/fleet.md tells to type works as it stands there."""
+"""The examples of docs/fleet.md work as written."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 from culm.fleet.protocol.frames import parse_child_frame, parse_parent_frame
 from culm.fleet.provision import AnyKind, parse_provision
 from tests.live.harness import ROOT
-from tests.live.typed import printed_by, printed_by_script
+from tests.live.page_commands import stdout_of, stdout_of_script
 
 PAGE = (ROOT / "docs" / "fleet.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
@@ -24,25 +24,25 @@ def env_of(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("program", "printed"), PROGRAMS)
-async def test_a_program_prints_what_the_page_says(
+async def test_fleet_page_program_prints_the_shown_output(
     folder: Path, program: str, printed: str
 ) -> None:
     command = (sys.executable, "-c", program)
-    assert await printed_by(*command, cwd=folder, env=env_of(folder)) == printed
+    assert await stdout_of(*command, cwd=folder, env=env_of(folder)) == printed
 
 
-async def test_an_agent_that_serves_is_listed_and_called(folder: Path) -> None:
-    said = await printed_by_script(SCRIPTS[0], cwd=folder, env=env_of(folder))
-    assert "parrot" in said
-    assert "hello from the fleet" in said
+async def test_served_agent_is_listed_and_called(folder: Path) -> None:
+    output = await stdout_of_script(SCRIPTS[0], cwd=folder, env=env_of(folder))
+    assert "parrot" in output
+    assert "hello from the fleet" in output
 
 
-async def test_a_worker_by_hand_takes_an_assignment(folder: Path) -> None:
-    said = await printed_by_script(SCRIPTS[1], cwd=folder, env=env_of(folder))
-    assert "one two" in said
+async def test_worker_started_by_hand_runs_an_assignment(folder: Path) -> None:
+    output = await stdout_of_script(SCRIPTS[1], cwd=folder, env=env_of(folder))
+    assert "one two" in output
 
 
-def test_the_frames_and_documents_of_the_page_can_be_read() -> None:
+def test_fleet_page_frames_and_documents_parse() -> None:
     from_parent, from_worker, provision, executor = DOCUMENTS
     for line in from_parent.splitlines():
         parse_parent_frame(line)

@@ -1,4 +1,4 @@
-"""A follower meets a server that is not ready for it: it waits and comes back."""
+"""A follower meets a server that is not ready: it waits and reconnects."""
 
 import asyncio
 import fcntl
@@ -12,18 +12,18 @@ from tests.live.harness import (
     caught_up,
     find_database,
     make_directory,
-    open_cable,
     open_client_of,
     open_process_server,
+    open_proxy,
 )
 from tests.support import WAIT_S, contract
 
 
 @contract("EXC-13")
-async def test_a_follower_waits_for_a_data_directory_that_is_still_in_use_after_a_restart(
+async def test_follower_waits_while_the_data_directory_is_locked_after_a_restart(
     folder: Path,
 ) -> None:
-    """As in a handover: the old server gave its socket away and is still closing its database."""
+    """A handover: the old server has given up its socket and is still closing its database."""
     host = ("--host", f"unix://{folder}/s")
     async with open_process_server(folder, *host) as old, open_client_of(old) as client:
         remote = await client.open_workspace(make_directory(folder))
@@ -34,7 +34,7 @@ async def test_a_follower_waits_for_a_data_directory_that_is_still_in_use_after_
             with (folder / "data" / "culm.lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 async with open_process_server(folder, *host):
-                    await asyncio.sleep(2.0)  # It has asked at least once by now.
+                    await asyncio.sleep(2.0)  # It has retried at least once by now.
                     fcntl.flock(lock, fcntl.LOCK_UN)
                     async with asyncio.timeout(RESUME_S):
                         await follower.until(lambda _: follower.stream.connections == 2)
@@ -45,14 +45,14 @@ async def test_a_follower_waits_for_a_data_directory_that_is_still_in_use_after_
 
 
 @contract("EXC-13")
-async def test_a_follower_whose_resync_is_cut_off_reads_the_snapshot_again(
+async def test_follower_retries_the_snapshot_when_its_resync_is_cut_off(
     folder: Path,
 ) -> None:
     host = ("--host", f"unix://{folder}/s")
     async with (
         open_process_server(folder, *host) as old,
-        open_cable(folder, old.url) as cable,
-        open_client(cable.url) as client,
+        open_proxy(folder, old.url) as proxy,
+        open_client(proxy.url) as client,
     ):
         remote = await client.open_workspace(make_directory(folder))
         await remote.create_session("lost with its database")
@@ -62,13 +62,13 @@ async def test_a_follower_whose_resync_is_cut_off_reads_the_snapshot_again(
                 await follower.connected()
             await old.kill()
             for path in find_database(folder).parent.iterdir():
-                path.unlink()  # Another epoch: what was told before is not to be continued.
-            cable.refuses = b"/snapshot?"
+                path.unlink()  # A new epoch: the old cursor is invalid.
+            proxy.refuses = b"/snapshot?"
             async with open_process_server(folder, *host) as server:
                 async with asyncio.timeout(RESUME_S):
-                    while cable.refused < 2:  # aiohttp itself asks once more.
+                    while proxy.refused < 2:  # aiohttp itself retries once.
                         await asyncio.sleep(0.02)
-                cable.refuses = b""
+                proxy.refuses = b""
                 async with open_client_of(server) as other:
                     there = await other.open_workspace(make_directory(folder))
                     await there.create_session("a new beginning")

@@ -1,4 +1,4 @@
-"""A key that only a client had, and a server that ended: what waits is held, nobody is asked."""
+"""Runs that need a key of a client are held after a restart, and no model is called."""
 
 import signal
 from collections.abc import AsyncGenerator
@@ -13,10 +13,10 @@ from culm.run.rules import BEHIND_INTERRUPTED
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply
 from culm.wire.runs import Run
-from tests.flow.written import config_of, provider, write
-from tests.live.found import env_of
+from tests.flow.config_files import config_of, provider, write
 from tests.live.harness import ProcessServer, make_directory, open_client_of, open_process_server
-from tests.live.run_drive import HELD, act_on, asked, open_watch, questions, script, until_asked
+from tests.live.machine import env_of
+from tests.live.run_harness import HELD, act_on, asked, open_watch, questions, script, until_asked
 from tests.support import contract
 
 KEY = "a-key-that-only-a-client-has"
@@ -26,7 +26,7 @@ KEY = "a-key-that-only-a-client-has"
 async def open_keyless(
     folder: Path, *args: str, discovers: bool = True
 ) -> AsyncGenerator[tuple[ProcessServer, Client]]:
-    """A server that has no key of its own, and a client that has joined nothing yet."""
+    """A server without keys, and a client without an open workspace."""
     given = ("--host", f"unix://{folder}/s", *args)
     env = env_of({} if discovers else {"CULM_NO_DISCOVERY": "1"})
     async with (
@@ -41,15 +41,15 @@ async def join(client: Client, folder: Path, **env: str) -> RemoteWorkspace:
 
 
 async def held_runs(remote: RemoteWorkspace) -> list[tuple[str, str, str]]:
-    """All that have not ended: each with its state, and why it is held."""
+    """Return the id, state and title of all runs that have not ended."""
     return [(run.id, run.state, run.title) for run in (await remote.snapshot()).runs]
 
 
 async def assert_runs_with_the_key(
     remote: RemoteWorkspace, model: ModelServer, run_id: str, before: int
 ) -> None:
-    """Started again, it asks the model that was chosen for it, with the key that has come back."""
-    assert len(model.requests) == before, "nobody was asked while the key was away"
+    """Start a held run, and assert that it calls its model with the key of the client."""
+    assert len(model.requests) == before, "no request was sent without the key"
     async with open_watch(remote) as watch:
         assert isinstance(await act_on(remote, run_id, "start"), Run)
         await watch.until_complete(run_id)
@@ -59,7 +59,7 @@ async def assert_runs_with_the_key(
 
 @contract("INV-36", "MODEL-3")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
-async def test_a_run_that_waits_for_a_found_key_is_held_until_a_client_brings_it_and_starts_it(
+async def test_queued_run_without_its_key_is_held_until_a_client_starts_it(
     folder: Path, number: signal.Signals
 ) -> None:
     async with open_model_server(script(HELD, otherwise=Reply(text="Done."))) as model:
@@ -85,19 +85,19 @@ async def test_a_run_that_waits_for_a_found_key_is_held_until_a_client_brings_it
             assert (await remote.run("queued")).state == "held"
 
             remote = await join(client, folder, **env)
-            assert (await held_runs(remote))[0][:2] == ("queued", "held"), "nobody started it"
+            assert (await held_runs(remote))[0][:2] == ("queued", "held"), "still held"
             await assert_runs_with_the_key(remote, model, "queued", before)
-        assert [question.said[-1] for question in questions(model)] == [
+        assert [question.conversation[-1] for question in questions(model)] == [
             ("user", "first"),
             ("user", "second"),
         ]
 
 
 @contract("INV-36", "MODEL-3")
-async def test_a_prompt_accepted_with_a_clients_key_is_held_after_a_kill_and_names_the_variable(
+async def test_prompt_accepted_with_a_client_key_is_held_after_a_kill(
     folder: Path,
 ) -> None:
-    """Its turn had not begun: a command that prints one of its headers was still at work."""
+    """The turn had not begun: a command that prints one of its headers was still running."""
     gate = folder / "gate"
     async with open_model_server(script(otherwise=Reply(text="Done."))) as model:
         waiting = f"$(while [ ! -e {gate} ]; do sleep 0.02; done; echo open)"
@@ -121,4 +121,4 @@ async def test_a_prompt_accepted_with_a_clients_key_is_held_after_a_kill_and_nam
                 await act_on(remote, "accepted", "start")
             remote = await join(client, folder, CLIENT_KEY=KEY)
             await assert_runs_with_the_key(remote, model, "accepted", 0)
-        assert [question.said for question in questions(model)] == [[("user", "hello")]]
+        assert [question.conversation for question in questions(model)] == [[("user", "hello")]]

@@ -1,4 +1,4 @@
-"""What `kill -9` leaves: all that was acknowledged, and clients that come back to the truth."""
+"""After `kill -9` all acknowledged data is there, and clients resync."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from culm.client.follower import Follower, open_mirror
 from culm.client.http import open_client
 from culm.client.mirror import Mirror
 from culm.wire.messages import FinishPart, Message, TextPart, is_finished
-from culm.wire.state import Snapshot
+from culm.wire.workspaces import Snapshot
 from tests.live.harness import (
     PUBLISHER,
     RESUME_S,
@@ -21,19 +21,19 @@ from tests.live.harness import (
     caught_up,
     find_database,
     make_directory,
-    open_cable,
     open_client_of,
     open_process_server,
+    open_proxy,
 )
-from tests.live.plan import DRIP_WORD, KEPT_FIRST, find_difference, world_after
+from tests.live.plan import DRIP_WORD, FLUSHED_FIRST, find_difference, state_after
 from tests.live.publisher import Order
 from tests.support import WAIT_S, contract
 
-BUSY = 200  # Messages of a plan that no machine carries out before it is killed.
+BUSY = 200  # So many messages that a plan never completes before the kill.
 
 
 def done_by(server: ProcessServer) -> dict[str, int]:
-    """How many steps of each session's plan were acknowledged."""
+    """Return the number of acknowledged steps of each session's plan."""
     done: dict[str, int] = {}
     for line in server.lines:
         if line.startswith("did "):
@@ -43,7 +43,7 @@ def done_by(server: ProcessServer) -> dict[str, int]:
 
 
 def messages_by_title(snapshot: Snapshot[Message]) -> dict[str, list[Message]]:
-    """Every session that is there, with its messages."""
+    """Return the messages of every session by its title."""
     return {
         session.title: [m for m in snapshot.messages if m.session_id == session.id]
         for session in snapshot.sessions
@@ -51,14 +51,14 @@ def messages_by_title(snapshot: Snapshot[Message]) -> dict[str, list[Message]]:
 
 
 def assert_survived(order: Order, done: Mapping[str, int], snapshot: Snapshot[Message]) -> None:
-    """Each session is as after its acknowledged steps, or as after the one under way."""
+    """Assert that each session has its acknowledged steps, or also the step in progress."""
     found = messages_by_title(snapshot)
     for title, plan in order.plans().items():
         if title not in done:
-            continue  # Not even its creation was acknowledged.
+            continue  # Its creation was not acknowledged.
         count = done[title]
         reasons = [
-            find_difference(world_after(plan[:n]), found.get(title))
+            find_difference(state_after(plan[:n]), found.get(title))
             for n in (count, min(count + 1, len(plan)))
         ]
         assert "" in reasons, f"session {title} after {count} steps: {reasons}"
@@ -78,11 +78,11 @@ def text_of_drip(mirror: Mirror) -> str:
 async def write_until_killed(
     server: ProcessServer, order: Order, workspace_id: str, follower: Follower
 ) -> None:
-    """Let the publisher write; kill it at a moment the seed chose, in the middle of a text."""
+    """Let the publisher write; kill it at a seeded moment, in the middle of a text."""
     steps = random.Random(order.seed).randint(100, 400)
-    server.tell(order.line())
+    server.send_line(order.line())
     await server.until(lambda: len(server.lines) >= steps, RESUME_S)
-    await server.until_said(f"did {workspace_id} {order.seed}/drip 3", RESUME_S)
+    await server.until_line(f"did {workspace_id} {order.seed}/drip 3", RESUME_S)
     async with asyncio.timeout(RESUME_S):
         await follower.until(lambda mirror: bool(text_of_drip(mirror)))
     ended = await server.kill()
@@ -91,7 +91,7 @@ async def write_until_killed(
 
 @contract("EXC-13")
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
-async def test_a_follower_of_a_killed_server_resumes_and_ends_in_the_state_of_a_fresh_snapshot(
+async def test_follower_of_a_killed_server_resumes_and_equals_a_fresh_snapshot(
     folder: Path, kind: str
 ) -> None:
     host = f"unix://{folder}/s" if kind == "unix" else "tcp://127.0.0.1:0"
@@ -112,8 +112,8 @@ async def test_a_follower_of_a_killed_server_resumes_and_ends_in_the_state_of_a_
                     await caught_up(follower, survived)
                     assert_same(follower.mirror, survived)
 
-                    again.tell(later.line())
-                    await again.until_said(f"end {remote.id} {later.seed}", RESUME_S)
+                    again.send_line(later.line())
+                    await again.until_line(f"end {remote.id} {later.seed}", RESUME_S)
                     final = await remote.snapshot("*")
                     await caught_up(follower, final)
                     assert_same(follower.mirror, final)
@@ -122,7 +122,7 @@ async def test_a_follower_of_a_killed_server_resumes_and_ends_in_the_state_of_a_
 
 
 @contract("EXC-13")
-async def test_open_text_is_kept_without_anybody_asking_and_a_kill_ends_its_message_interrupted(
+async def test_kill_keeps_stored_open_text_and_marks_its_message_interrupted(
     folder: Path,
 ) -> None:
     order = Order(seed=7, sessions=0, drip=True)
@@ -132,10 +132,10 @@ async def test_open_text_is_kept_without_anybody_asking_and_a_kill_ends_its_mess
         open_client_of(killed) as client,
     ):
         remote = await client.open_workspace(make_directory(folder))
-        killed.tell(order.line())
-        await killed.until_said(f"did {remote.id} 7/drip 3")
-        # Nobody flushes any more from here on: the chunks must go to the disk by themselves.
-        stored = await stored_text_beyond(find_database(folder), len("".join(KEPT_FIRST)) + 50)
+        killed.send_line(order.line())
+        await killed.until_line(f"did {remote.id} 7/drip 3")
+        # No flush is requested from here on: the chunks must reach the disk by themselves.
+        stored = await stored_text_beyond(find_database(folder), len("".join(FLUSHED_FIRST)) + 50)
         await killed.kill()
     async with (
         open_process_server(folder, *host) as server,
@@ -151,7 +151,7 @@ async def test_open_text_is_kept_without_anybody_asking_and_a_kill_ends_its_mess
 
 
 @contract("EXC-13")
-async def test_a_signal_keeps_every_word_that_was_told_and_ends_the_open_message_interrupted(
+async def test_signal_keeps_all_published_text_and_marks_the_message_interrupted(
     folder: Path,
 ) -> None:
     host = ("--host", f"unix://{folder}/s")
@@ -161,7 +161,7 @@ async def test_a_signal_keeps_every_word_that_was_told_and_ends_the_open_message
     ):
         remote = await client.open_workspace(make_directory(folder))
         async with open_mirror(remote) as follower:
-            first.tell(Order(seed=8, sessions=0, drip=True).line())
+            first.send_line(Order(seed=8, sessions=0, drip=True).line())
             async with asyncio.timeout(WAIT_S):
                 await follower.until(lambda m: text_of_drip(m).count(DRIP_WORD) > 3)
             assert (await first.end()).status == 0
@@ -169,11 +169,11 @@ async def test_a_signal_keeps_every_word_that_was_told_and_ends_the_open_message
                 await follower.until(
                     lambda m: all(is_finished(x.parts) for x in m.messages.values())
                 )
-            told = list(follower.mirror.messages.values())
+            published = list(follower.mirror.messages.values())
             async with open_process_server(folder, *host):
                 await client.open_workspace(make_directory(folder))
                 after = (await remote.snapshot("*")).messages
-    assert after == told
+    assert after == published
     (finish,) = [part for part in after[0].parts if isinstance(part, FinishPart)]
     assert finish.data.culm_reason == "interrupted"
 
@@ -194,28 +194,28 @@ async def stored_text_beyond(database: Path, length: int) -> str:
 
 
 @contract("EXC-13")
-async def test_a_follower_cut_off_again_and_again_ends_equal_to_one_that_never_left(
+async def test_follower_cut_off_repeatedly_equals_one_that_stayed_connected(
     folder: Path,
 ) -> None:
     order = Order(seed=31, sessions=4, messages=25)
     async with (
         open_process_server(folder, "--host", f"unix://{folder}/s", program=PUBLISHER) as server,
-        open_cable(folder, server.url) as cable,
+        open_proxy(folder, server.url) as proxy,
         open_client_of(server) as steady,
     ):
         here = await steady.open_workspace(make_directory(folder))
-        async with open_client(cable.url) as shaky, open_mirror(here) as stayed:
+        async with open_client(proxy.url) as shaky, open_mirror(here) as stayed:
             there = await shaky.open_workspace(make_directory(folder))
             async with open_mirror(there) as left:
                 async with asyncio.timeout(WAIT_S):
                     await stayed.connected()
                     await left.connected()
-                server.tell(order.line())
+                server.send_line(order.line())
                 for times in (1, 2, 3):
                     async with asyncio.timeout(RESUME_S):
                         await left.until(lambda _, n=times: left.stream.connections >= n)
-                    cable.cut()
-                await server.until_said(f"end {here.id} 31", RESUME_S)
+                    proxy.cut()
+                await server.until_line(f"end {here.id} 31", RESUME_S)
                 final = await here.snapshot("*")
                 for follower in (stayed, left):
                     await caught_up(follower, final)

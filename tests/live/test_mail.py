@@ -1,4 +1,4 @@
-"""Letters through real processes: before there is a server, beside one, and across its end."""
+"""Letters through real processes: without a server, with one, and across its end."""
 
 import asyncio
 import signal
@@ -45,7 +45,7 @@ def serving(folder: Path) -> AbstractAsyncContextManager[ProcessServer]:
 
 
 def make_session(folder: Path) -> SessionId:
-    """In a project that a server has had open, and left."""
+    """Create a session in a project that a server has opened and closed."""
     path, root = make_directory(folder), folder / "data"
     database = project_folder(root, path) / "culm.db"
     prepare_file(database, Ids().epoch(), 0)
@@ -62,12 +62,14 @@ async def messages(server: ProcessServer, folder: Path, session_id: SessionId) -
         return await workspace.messages(session_id)
 
 
-async def test_a_letter_that_waited_for_a_server_is_read_once_even_if_that_is_killed(
+async def test_letter_sent_without_a_server_is_read_once_despite_a_kill(
     folder: Path,
 ) -> None:
     session_id = make_session(folder)
     sent = await mail(folder, "send", "--to", session_id, "remember the milk")
-    assert sent == Ended(0, sent.stdout, "(no server runs; it is read when one does)")
+    assert sent == Ended(
+        0, sent.stdout, "(no server is running; the letter is read when one starts)"
+    )
     letter_id = sent.stdout
     assert await mail(folder, "status", letter_id) == Ended(0, "delivered", "")
     async with serving(folder) as server:
@@ -78,19 +80,19 @@ async def test_a_letter_that_waited_for_a_server_is_read_once_even_if_that_is_ki
     async with serving(folder) as server:
         asked = await mail(folder, "ask", "--to", session_id, "are you there?")
         assert (asked.status, asked.stdout != "", asked.stderr) == (0, True, "")
-        said = [str(message.parts) for message in await messages(server, folder, session_id)]
-    assert sum("remember the milk" in text for text in said) == 1
-    assert sum("are you there?" in text for text in said) == 1
+        texts = [str(message.parts) for message in await messages(server, folder, session_id)]
+    assert sum("remember the milk" in text for text in texts) == 1
+    assert sum("are you there?" in text for text in texts) == 1
     listed = await mail(folder, "list", "--agent", session_id)
     states = [line.split()[1:5:3] for line in listed.stdout.splitlines()[1:]]
     assert states == [["reply", "delivered"], ["ask", "answered"], ["task", "admitted"]]
 
 
-async def test_a_question_waits_for_a_server_and_is_answered_when_one_comes(folder: Path) -> None:
+async def test_mail_ask_waits_for_a_server_and_gets_an_answer(folder: Path) -> None:
     session_id = make_session(folder)
     args = command(folder, "ask", "--to", session_id, "are you there?")
     async with open_process(folder, *args, env=ENV) as asking:
-        waiting = "(no server runs; waiting for one that answers)"
+        waiting = "(no server is running; waiting for one)"
         await asking.until(lambda: asking.errors == [waiting], RESUME_S)
         async with serving(folder):
             ended = await asking.wait(RESUME_S)
@@ -99,9 +101,7 @@ async def test_a_question_waits_for_a_server_and_is_answered_when_one_comes(fold
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_question_that_is_given_up_leaves_no_mailbox(
-    folder: Path, number: signal.Signals
-) -> None:
+async def test_interrupted_mail_ask_leaves_no_mailbox(folder: Path, number: signal.Signals) -> None:
     session_id = make_session(folder)
     args = command(folder, "ask", "--to", session_id, "are you there?")
     async with open_process(folder, *args, env=ENV) as asking:

@@ -1,4 +1,4 @@
-"""The machine around a server: other users at its socket, directories and disks that refuse."""
+"""A server on a shared machine: other users at its socket, failing directories and disks."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ from tests.support import WAIT_S
 NOBODY = 65534
 is_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
-# The standard library alone: another user need not be able to read this checkout.
+# Standard library only: another user may not be able to read this checkout.
 ASK = """
 import socket, sys
 with socket.socket(socket.AF_UNIX) as sock:
@@ -43,7 +43,7 @@ with socket.socket(socket.AF_UNIX) as sock:
         sys.stdout.buffer.write(data)
 """
 
-# A server of another user: everything is imported before it gives up the right to read it.
+# A server of another user: it imports everything before it drops its privileges.
 BECOME = f"""
 import importlib, os, pkgutil, encodings.idna, uvloop, culm
 for module in pkgutil.walk_packages(culm.__path__, "culm."):
@@ -55,7 +55,7 @@ importlib.import_module("culm.cli.main").main()
 
 
 def open_to_all(server: ProcessServer) -> Path:
-    """Let everybody reach the socket, so that its mode is not what refuses them."""
+    """Open the socket to all users, so that its mode does not refuse them."""
     path = Path(server.url.removeprefix("unix://"))
     path.chmod(0o777)
     path.parent.chmod(0o755)
@@ -64,10 +64,10 @@ def open_to_all(server: ProcessServer) -> Path:
 
 
 async def ask_as(user: int | None, path: Path, request: bytes) -> bytes:
-    """What the server answers a process of this user, until it closes the connection."""
+    """Return all that the server sends to a process of this user until it closes."""
 
     def run() -> bytes:
-        # In a directory that everybody may enter, with an interpreter that everybody may run.
+        # In a directory and with an interpreter that all users may use.
         found = subprocess.run(
             [interpreter(), "-I", "-c", ASK, str(path)],
             input=request, user=user, group=user, extra_groups=[], capture_output=True,
@@ -80,7 +80,7 @@ async def ask_as(user: int | None, path: Path, request: bytes) -> bytes:
 
 
 def interpreter() -> str:
-    """A Python that another user may run; ours may lie in a home that is closed to others."""
+    """Return a Python that another user may run; ours may be in a private home."""
     for path in ("/usr/bin/python3", "/usr/local/bin/python3", sys.executable):
         command = [path, "-I", "-c", ""]
         try:
@@ -98,13 +98,13 @@ def request(method: str, target: str, body: bytes = b"", length: int | None = No
 
 
 @is_root
-async def test_another_user_who_can_reach_the_socket_is_403_before_anything_is_done(
+async def test_other_user_on_the_socket_gets_403_and_nothing_is_done(
     folder: Path,
 ) -> None:
     async with open_process_server(folder, "--host", f"unix://{folder}/s") as server:
         path = open_to_all(server)
-        wish = {"path": str(make_directory(folder)), "client_id": Ids().client()}
-        create = json.dumps(wish).encode()
+        body = {"path": str(make_directory(folder)), "client_id": Ids().client()}
+        create = json.dumps(body).encode()
         for data in (
             request("GET", "/v1/health"),
             request("GET", "/v1/nothing"),
@@ -120,11 +120,11 @@ async def test_another_user_who_can_reach_the_socket_is_403_before_anything_is_d
             assert answer.count(b"HTTP/1.1") == 1
         async with open_client_of(server) as client:
             assert await client.workspaces() == []
-        assert not any("Traceback" in line for line in server.errors), server.said()
+        assert not any("Traceback" in line for line in server.errors), server.output()
 
 
 @is_root
-async def test_another_user_whose_body_never_comes_is_403_and_closed_without_waiting_for_it(
+async def test_other_user_with_an_incomplete_body_gets_403_without_waiting(
     folder: Path,
 ) -> None:
     async with open_process_server(folder, "--host", f"unix://{folder}/s") as server:
@@ -143,19 +143,19 @@ async def test_root_is_served_on_the_socket_of_another_user(folder: Path) -> Non
         assert (folder / "s").stat().st_uid == NOBODY
         async with open_client_of(server) as client:
             await client.health()
-        polite = request("GET", "/v1/nothing").replace(b"Host: x", b"Host: x\r\nConnection: close")
-        answer = await ask_as(NOBODY, folder / "s", polite)
+        closing = request("GET", "/v1/nothing").replace(b"Host: x", b"Host: x\r\nConnection: close")
+        answer = await ask_as(NOBODY, folder / "s", closing)
         assert answer.startswith(b"HTTP/1.1 404 ")
 
 
-async def test_a_directory_that_cannot_be_read_is_400_with_the_reason_and_opens_nothing(
+async def test_unreadable_directory_gets_400_with_the_reason_and_opens_nothing(
     folder: Path,
 ) -> None:
     closed = make_directory(folder, "closed")
     below = make_directory(closed, "below")
     listless = make_directory(folder, "listless")
     program = SERVE
-    if os.getuid() == 0:  # Root reads everything, so the server is somebody else.
+    if os.getuid() == 0:  # Root can read everything, so the server runs as another user.
         os.chown(folder, NOBODY, NOBODY)
         program = ("-c", BECOME, "serve")
     closed.chmod(0)
@@ -180,10 +180,10 @@ async def test_a_directory_that_cannot_be_read_is_400_with_the_reason_and_opens_
         listless.chmod(0o755)
 
 
-# --- a disk that fails
+# --- a failing disk
 
-# Whoever runs this has a file system of its own at the path, and does as it is told with it.
-SUPERVISOR = """
+# Mounts a private file system at the path and follows the orders on its stdin.
+DISK_PROGRAM = """
 import ctypes, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 path, ballast = sys.argv[1], os.path.join(sys.argv[1], "ballast")
@@ -195,7 +195,7 @@ def mount(source, where, kind, flags, data):
 try:
     if libc.unshare(0x20000):  # CLONE_NEWNS
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    mount(None, "/", None, 0x44000, None)  # MS_REC | MS_PRIVATE: nobody else sees what follows.
+    mount(None, "/", None, 0x44000, None)  # MS_REC | MS_PRIVATE: invisible to all other processes.
     mount(b"tmpfs", path, b"tmpfs", 0, b"size=8m")
 except OSError as exc:
     print("refused", exc, flush=True)
@@ -232,42 +232,45 @@ runpy.run_module("culm", run_name="__main__", alter_sys=True)
 
 
 class Disk:
-    """A small file system, seen by the servers that are started with its `program`."""
+    """A small file system, visible to servers that are started with its `program`."""
 
-    def __init__(self, supervisor: ProcessServer) -> None:
-        self.program = ("-c", ENTER, str(supervisor.process.pid), "serve")
-        self._supervisor = supervisor
+    def __init__(self, process: ProcessServer) -> None:
+        self.program = ("-c", ENTER, str(process.process.pid), "serve")
+        self._process = process
         self._orders = 0
 
-    async def order(self, what: str) -> None:
-        self._supervisor.tell(what)
-        await self._supervisor.until_said(f"done {self._orders}")
+    async def order(self, action: str) -> None:
+        self._process.send_line(action)
+        await self._process.until_line(f"done {self._orders}")
         self._orders += 1
 
 
 @asynccontextmanager
 async def open_disk(folder: Path) -> AsyncGenerator[Disk]:
     data = make_directory(folder, "data")
-    async with open_process(folder, "-c", SUPERVISOR, str(data)) as supervisor:
-        await supervisor.until(lambda: bool(supervisor.lines))
-        if supervisor.lines[0] != "mounted":
-            pytest.skip(f"this system does not let us mount: {supervisor.lines[0]}")
-        yield Disk(supervisor)
+    async with open_process(folder, "-c", DISK_PROGRAM, str(data)) as process:
+        await process.until(lambda: bool(process.lines))
+        if process.lines[0] != "mounted":
+            pytest.skip(f"this system does not let us mount: {process.lines[0]}")
+        yield Disk(process)
 
 
 async def write_until_refused(remote: RemoteWorkspace) -> tuple[list[SessionId], RequestRefused]:
-    """Sessions that were acknowledged before one was not. (Old blocks of the log have room.)"""
+    """Create sessions until one is refused; return those acknowledged, and the refusal.
+
+    The first ones may fit into old blocks of the log.
+    """
     kept: list[SessionId] = []
     for _ in range(1000):
         try:
             kept.append((await remote.create_session("x" * 9_000)).id)
         except RequestRefused as exc:
             return kept, exc
-    raise AssertionError("the disk is full, and yet everything was written")
+    raise AssertionError("nothing was refused although the disk is full")
 
 
 async def assert_kept(folder: Path, program: tuple[str, ...], kept: Sequence[str]) -> None:
-    """A server that is started now finds exactly what was acknowledged."""
+    """Assert that a new server finds exactly the acknowledged sessions."""
     host = ("--host", f"unix://{folder}/s")
     async with (
         open_process_server(folder, *host, program=program) as server,
@@ -279,7 +282,7 @@ async def assert_kept(folder: Path, program: tuple[str, ...], kept: Sequence[str
         assert snapshot.store.state == "ok"
 
 
-async def test_a_full_disk_is_503_and_visible_heals_when_there_is_room_and_loses_nothing(
+async def test_full_disk_gives_503_recovers_when_freed_and_loses_nothing(
     folder: Path,
 ) -> None:
     host = ("--host", f"unix://{folder}/s")
@@ -315,7 +318,7 @@ async def test_a_full_disk_is_503_and_visible_heals_when_there_is_room_and_loses
         await assert_kept(folder, disk.program, kept)
 
 
-async def test_a_server_killed_on_a_full_disk_loses_nothing_that_was_acknowledged(
+async def test_server_killed_on_a_full_disk_loses_nothing_acknowledged(
     folder: Path,
 ) -> None:
     host = ("--host", f"unix://{folder}/s")
@@ -333,7 +336,7 @@ async def test_a_server_killed_on_a_full_disk_loses_nothing_that_was_acknowledge
         await assert_kept(folder, disk.program, kept + more)
 
 
-async def test_a_read_only_disk_refuses_a_create_with_500_and_the_reason_until_it_is_writable(
+async def test_read_only_disk_gives_500_with_the_reason_until_writable(
     folder: Path,
 ) -> None:
     settings = ("--host", f"unix://{folder}/s")
@@ -345,7 +348,7 @@ async def test_a_read_only_disk_refuses_a_create_with_500_and_the_reason_until_i
         remote = await client.open_workspace(make_directory(folder))
         kept = await remote.create_session("before")
         await remote.release()
-        await disk.order("read-only")  # Waits until nobody has anything open there.
+        await disk.order("read-only")  # Waits until no file is open there.
         for name in ("project", "other"):
             with pytest.raises(RequestRefused) as refused:
                 await client.open_workspace(make_directory(folder, name))
@@ -357,7 +360,7 @@ async def test_a_read_only_disk_refuses_a_create_with_500_and_the_reason_until_i
         assert [session.id for session in await again.sessions()] == [kept.id]
 
 
-async def test_an_i_o_error_in_a_commit_is_503_and_visible_heals_and_loses_nothing(
+async def test_commit_io_error_gives_503_recovers_and_loses_nothing(
     folder: Path,
 ) -> None:
     host = ("--host", f"unix://{folder}/s", "--log-level", "error")

@@ -1,4 +1,4 @@
-"""Real `kill -9` of those who hold processes: whoever is left ends them, or the next server."""
+"""Real `kill -9` of servers, supervisors and shims: no supervised process survives."""
 
 import asyncio
 import json
@@ -14,15 +14,20 @@ import pytest
 
 from culm.processes.base import ProcessExit
 from tests.live.harness import START_S
+from tests.processes.process_harness import (
+    WORKSPACE,
+    is_alive,
+    open_process_harness,
+    wait_until_gone,
+)
 from tests.processes.test_escapes import parent_of
-from tests.processes.yard import WORKSPACE, gone, is_alive, open_yard
 
-Who = Mapping[str, list[int]]
+PidsByRole = Mapping[str, list[int]]
 
 
 @asynccontextmanager
-async def open_server(folder: Path) -> AsyncGenerator[Who]:
-    """A server with two commands, each of which let something escape."""
+async def open_server(folder: Path) -> AsyncGenerator[PidsByRole]:
+    """A server with two commands, each with an escaped descendant."""
     command = (sys.executable, "-m", "tests.live.processes_server", str(folder))
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     assert process.stdout is not None
@@ -35,60 +40,60 @@ async def open_server(folder: Path) -> AsyncGenerator[Who]:
         await process.wait()
 
 
-def kill(who: Who, *roles: str) -> None:
-    """All at once: none of them sees another one die."""
-    pids = [pid for role in roles for pid in who[role]]
+def kill(server: PidsByRole, *roles: str) -> None:
+    """Kill all at once: none of them sees another one die."""
+    pids = [pid for role in roles for pid in server[role]]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             os.kill(pid, number)
 
 
 @pytest.mark.parametrize(
-    "killed", [("server",), ("server", "keeper"), ("server", "wardens")], ids=" and ".join
+    "killed", [("server",), ("server", "supervisor"), ("server", "shims")], ids=" and ".join
 )
-async def test_whoever_is_left_ends_what_a_killed_server_held(
+async def test_survivors_end_the_processes_of_a_killed_server(
     folder: Path, killed: tuple[str, ...]
 ) -> None:
-    async with open_server(folder) as who:
-        kill(who, *killed)
-        await gone(*(pid for pids in who.values() for pid in pids))
-    async with open_yard(folder):
+    async with open_server(folder) as server:
+        kill(server, *killed)
+        await wait_until_gone(*(pid for pids in server.values() for pid in pids))
+    async with open_process_harness(folder):
         assert list((folder / "custody").iterdir()) == []
 
 
-async def test_what_nobody_is_left_to_end_is_ended_by_the_next_server_and_not_before(
+async def test_orphans_of_a_fully_killed_server_are_ended_by_the_next_one(
     folder: Path,
 ) -> None:
-    async with open_server(folder) as who:
-        async with open_yard(folder) as beside:
-            # Another server's, and it lives: none of ours.
-            assert [is_alive(pid) for pid in who["escaped"]] == [True, True]
+    async with open_server(folder) as server:
+        async with open_process_harness(folder) as beside:
+            # They belong to another server that lives, so they are not touched.
+            assert [is_alive(pid) for pid in server["escaped"]] == [True, True]
             assert await (await beside.bash("exit 3")).wait() == ProcessExit(3)
-        kill(who, "server", "keeper", "wardens")
-        await gone(*who["server"])
-        assert [is_alive(pid) for pid in who["escaped"]] == [True, True]
-        async with open_yard(folder):
-            assert [pid for pids in who.values() for pid in pids if is_alive(pid)] == []
+        kill(server, "server", "supervisor", "shims")
+        await wait_until_gone(*server["server"])
+        assert [is_alive(pid) for pid in server["escaped"]] == [True, True]
+        async with open_process_harness(folder):
+            assert [pid for pids in server.values() for pid in pids if is_alive(pid)] == []
             assert list((folder / "custody").iterdir()) == []
 
 
-async def test_a_warden_that_is_stopped_does_not_keep_its_command_alive(folder: Path) -> None:
-    async with open_yard(folder) as yard:
-        running = await yard.bash("echo up; exec sleep 100")
+async def test_kill_ends_the_command_of_a_stopped_shim(folder: Path) -> None:
+    async with open_process_harness(folder) as harness:
+        running = await harness.bash("echo up; exec sleep 100")
         assert await running.line() == "up"
-        os.kill(parent_of(running.held.pid), signal.SIGSTOP)
+        os.kill(parent_of(running.handle.pid), signal.SIGSTOP)
         exit_ = await running.kill(0)
-        assert (exit_.lost, exit_.left, is_alive(running.held.pid)) == (True, (), False)
-        assert await yard.processes.processes(WORKSPACE) == []
+        assert (exit_.lost, exit_.left, is_alive(running.handle.pid)) == (True, (), False)
+        assert await harness.processes.processes(WORKSPACE) == []
 
 
-async def test_a_keeper_that_is_stopped_is_replaced(folder: Path) -> None:
-    async with open_yard(folder) as yard:
-        running = await yard.bash("echo up; exec sleep 100")
+async def test_stopped_supervisor_is_replaced(folder: Path) -> None:
+    async with open_process_harness(folder) as harness:
+        running = await harness.bash("echo up; exec sleep 100")
         assert await running.line() == "up"
-        shim = parent_of(running.held.pid)
+        shim = parent_of(running.handle.pid)
         os.kill(parent_of(shim), signal.SIGSTOP)
         os.kill(shim, signal.SIGKILL)
         exit_ = await running.wait()
-        assert (exit_.lost, exit_.left, is_alive(running.held.pid)) == (True, (), False)
-        assert await (await yard.bash("exit 3")).wait() == ProcessExit(3)
+        assert (exit_.lost, exit_.left, is_alive(running.handle.pid)) == (True, (), False)
+        assert await (await harness.bash("exit 3")).wait() == ProcessExit(3)

@@ -1,4 +1,4 @@
-"""Commands are recorded on a real terminal, with somebody who types."""
+"""Recordings of commands on a real terminal with typed input."""
 
 import os
 from pathlib import Path
@@ -11,12 +11,12 @@ from examples.recording.tape import IDLE_S_MAX, Keys, Step, Stuck, play
 
 
 def shown(steps: list[Step], folder: Path) -> list[str]:
-    """What stands on the screen in the end."""
+    """Return the lines on the screen at the end."""
     frames = frames_of(play(steps, folder, os.environ, 40, 12), 40, 12)
     return [text for row in frames[-1].rows if (text := text_of(row))]
 
 
-def test_what_is_typed_and_what_is_answered_stand_one_below_the_other(folder: Path) -> None:
+def test_typed_input_and_output_are_recorded_in_order(folder: Path) -> None:
     steps = [
         Step(
             "printf 'name? '; read name; echo \"hello $name\"",
@@ -31,19 +31,17 @@ def test_what_is_typed_and_what_is_answered_stand_one_below_the_other(folder: Pa
     ]
 
 
-def test_nobody_watches_a_command_that_sleeps(folder: Path) -> None:
+def test_long_pauses_are_shortened(folder: Path) -> None:
     beats = list(play([Step("echo a; sleep 1.2; echo b", read_s=0)], folder, os.environ))
     assert max(beat.pause_s for beat in beats) == IDLE_S_MAX
 
 
-def test_a_key_that_has_no_place_is_told(folder: Path) -> None:
+def test_key_whose_marker_never_appears_is_reported(folder: Path) -> None:
     with pytest.raises(Stuck, match=r"never showed 'allow it\?', but:\nnothing"):
         shown([Step("echo nothing", [Keys("allow it?", "y\n")])], folder)
 
 
-def test_a_command_that_does_not_end_is_ended(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_that_does_not_end_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tape, "STEP_S_MAX", 0.5)
     with pytest.raises(Stuck, match="does not end; it shows:\n"):
         shown([Step("echo $$ > pid; sleep 60")], folder)

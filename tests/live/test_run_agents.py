@@ -1,4 +1,4 @@
-"""`culm run` with agents behind it: what they ask is answered here, and Ctrl-C ends all of them."""
+"""`culm run` with agents: their asks are answered at its terminal, and Ctrl-C ends them all."""
 
 import asyncio
 import json
@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.live.found import open_machine
 from tests.live.harness import RESUME_S, Ended, make_directory, open_process
-from tests.live.test_run_asks import CULM, PROMPT, open_seat
+from tests.live.machine import open_machine
+from tests.live.test_run_asks import CULM, PROMPT, open_terminal
 from tests.live.test_run_command import ENV, run
 
 NESTED = 'have an agent have an agent run "touch one"'
@@ -18,29 +18,29 @@ WORKERS = "have one agent run `sleep 60` and another have an agent run `sleep 60
 
 @asynccontextmanager
 async def open_offline(folder: Path) -> AsyncGenerator[None]:
-    """A machine with nothing set up, and no server yet."""
+    """A machine without configuration and without a server."""
     (folder / "culm.json").write_text("{}")
     async with open_machine(folder):
         yield
 
 
-async def look(folder: Path, *command: str) -> Ended:
-    """Beside the run, from another process."""
+async def inspect(folder: Path, *command: str) -> Ended:
+    """Run another command beside the run."""
     where = ("--dir", str(make_directory(folder)), "--host", f"unix://{folder}/s")
     async with open_process(folder, *CULM, *command, *where, env=ENV) as running:
         return await running.wait(RESUME_S)
 
 
-async def test_what_an_agent_of_an_agent_asks_is_seen_everywhere_and_answered_here(
+async def test_ask_of_a_nested_agent_is_listed_and_answered_at_the_terminal(
     folder: Path,
 ) -> None:
-    async with open_offline(folder), open_seat(folder, NESTED) as seat:
-        await seat.until(PROMPT.replace("this session", "this agent's session"))
-        asked = await look(folder, "asks")
+    async with open_offline(folder), open_terminal(folder, NESTED) as terminal:
+        await terminal.until(PROMPT.replace("this session", "this agent's session"))
+        asked = await inspect(folder, "asks")
         assert "bash  Execute command: touch one (asked by have an agent run" in asked.stdout
         assert " > run touch one)" in asked.stdout
-        seat.type("y")
-        ended = await seat.ended()
+        terminal.type("y")
+        ended = await terminal.ended()
     assert (ended.status, (make_directory(folder) / "one").exists()) == (0, True)
     lines = ended.stderr.splitlines()
     for line in (
@@ -55,14 +55,17 @@ async def test_what_an_agent_of_an_agent_asks_is_seen_everywhere_and_answered_he
 
 
 async def test_ctrl_c_ends_every_agent_and_their_processes(folder: Path) -> None:
-    async with open_offline(folder), open_seat(folder, "--approve", "auto", WORKERS) as seat:
-        await seat.until("→ bash sleep 60", 2)
-        # The third of them only waits for one of the others.
-        shown = json.loads((await look(folder, "ps", "--json")).stdout)
+    async with (
+        open_offline(folder),
+        open_terminal(folder, "--approve", "auto", WORKERS) as terminal,
+    ):
+        await terminal.until("→ bash sleep 60", 2)
+        # The third of them only waits for its own agent.
+        shown = json.loads((await inspect(folder, "ps", "--json")).stdout)
         workers = [one["pid"] for one in shown["processes"] if one["kind"] == "worker"]
         assert len(workers) == 3, shown
-        seat.process.send_signal(signal.SIGINT)
-        ended = await seat.ended()
+        terminal.process.send_signal(signal.SIGINT)
+        ended = await terminal.ended()
         assert ended.status == 4, ended.stderr
         assert ended.stderr.count("] canceled") == 3, ended.stderr
         async with asyncio.timeout(RESUME_S):
@@ -70,7 +73,7 @@ async def test_ctrl_c_ends_every_agent_and_their_processes(folder: Path) -> None
                 await asyncio.sleep(0.02)
 
 
-async def test_a_program_is_told_what_agents_do_and_what_the_tree_has_used(folder: Path) -> None:
+async def test_json_output_reports_agents_and_the_usage_of_the_tree(folder: Path) -> None:
     project = make_directory(folder)
     for name in ("a.txt", "b.txt"):
         (project / name).write_text(f"in {name}\n")

@@ -1,4 +1,4 @@
-"""What `culm run` does with permissions: at a terminal, without one, and beside other clients."""
+"""Permissions in `culm run`: at a terminal, without one, and with other clients."""
 
 import asyncio
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 from culm.client.workspace import RemoteWorkspace
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, ScriptedCall
-from tests.live.found import RUN
 from tests.live.harness import RESUME_S, Ended, environment, make_directory
-from tests.live.run_drive import open_agent, script
+from tests.live.machine import RUN
+from tests.live.run_harness import open_agent, script
 from tests.live.test_run_command import ENV, places, run
 
 CULM = RUN[:2]
@@ -30,33 +30,33 @@ def touching(name: str) -> Reply:
     return calling(f"touch {name}")
 
 
-class Seat:
-    """A terminal with `culm run` on it; stdout is a pipe."""
+class Terminal:
+    """A terminal in which `culm run` runs; its stdout is a pipe."""
 
-    def __init__(self, process: Process, terminal: int) -> None:
+    def __init__(self, process: Process, fd: int) -> None:
         self.process = process
         self.shown = ""
-        self._terminal = terminal
+        self._fd = fd
         self._changed = asyncio.Event()
 
     def read(self) -> None:
         try:
-            self.shown += os.read(self._terminal, 65536).decode().replace("\r\n", "\n")
-        except OSError:  # The last one at the other end has gone.
-            asyncio.get_running_loop().remove_reader(self._terminal)
+            self.shown += os.read(self._fd, 65536).decode().replace("\r\n", "\n")
+        except OSError:  # The other end is closed.
+            asyncio.get_running_loop().remove_reader(self._fd)
         self._changed.set()
 
-    async def until(self, words: str, count: int = 1) -> None:
+    async def until(self, text: str, count: int = 1) -> None:
         try:
             async with asyncio.timeout(RESUME_S):
-                while self.shown.count(words) < count:
+                while self.shown.count(text) < count:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise AssertionError(f"{words!r} was not shown\n{self.shown}") from None
+            raise AssertionError(f"{text!r} was not shown\n{self.shown}") from None
 
     def type(self, line: str) -> None:
-        os.write(self._terminal, f"{line}\n".encode())
+        os.write(self._fd, f"{line}\n".encode())
 
     async def ended(self) -> Ended:
         async with asyncio.timeout(RESUME_S):
@@ -66,7 +66,7 @@ class Seat:
 
 
 @asynccontextmanager
-async def open_seat(folder: Path, *args: str) -> AsyncGenerator[Seat]:
+async def open_terminal(folder: Path, *args: str) -> AsyncGenerator[Terminal]:
     master, slave = os.openpty()
     os.set_blocking(master, False)
     loop = asyncio.get_running_loop()
@@ -76,14 +76,14 @@ async def open_seat(folder: Path, *args: str) -> AsyncGenerator[Seat]:
             stdin=slave,
             stdout=PIPE,
             stderr=slave,
-            env={**environment(folder, ENV), "TERM": "dumb"},  # Only what stays is looked at here.
+            env={**environment(folder, ENV), "TERM": "dumb"},  # No status area.
         )
     finally:
         os.close(slave)
-    seat = Seat(process, master)
-    loop.add_reader(master, seat.read)
+    terminal = Terminal(process, master)
+    loop.add_reader(master, terminal.read)
     try:
-        yield seat
+        yield terminal
     finally:
         if process.returncode is None:
             process.kill()
@@ -93,8 +93,8 @@ async def open_seat(folder: Path, *args: str) -> AsyncGenerator[Seat]:
 
 
 @asynccontextmanager
-async def open_work(folder: Path, *replies: Reply) -> AsyncGenerator[RemoteWorkspace]:
-    """A server with a scripted model, and another client of the same directory."""
+async def open_scripted(folder: Path, *replies: Reply) -> AsyncGenerator[RemoteWorkspace]:
+    """A server with a scripted model; yields the workspace of another client."""
     async with (
         open_model_server(script(*replies)) as model,
         open_agent(folder, model) as (_, client),
@@ -106,52 +106,52 @@ def made(folder: Path) -> set[str]:
     return {path.name for path in make_directory(folder).iterdir()} & {"one", "two", "three"}
 
 
-async def test_a_person_at_the_terminal_decides_for_once_for_the_session_or_against(
+async def test_terminal_prompt_allows_for_the_session_and_denies(
     folder: Path,
 ) -> None:
-    async with open_work(folder, touching("one"), touching("two"), calling("mkdir three")):
-        async with open_seat(folder, "go") as seat:
-            await seat.until(PROMPT)
-            assert "→ bash touch one\n? bash: Execute command: touch one\n" in seat.shown
-            assert "  | touch one\n  in " in seat.shown
+    async with open_scripted(folder, touching("one"), touching("two"), calling("mkdir three")):
+        async with open_terminal(folder, "go") as terminal:
+            await terminal.until(PROMPT)
+            assert "→ bash touch one\n? bash: Execute command: touch one\n" in terminal.shown
+            assert "  | touch one\n  in " in terminal.shown
             assert made(folder) == set()
-            seat.type("perhaps")
-            await seat.until(PROMPT, 2)
-            seat.type("s")
-            await seat.until(PROMPT, 3)  # For the third: the second is covered.
-            seat.type("n")
-            ended = await seat.ended()
+            terminal.type("perhaps")
+            await terminal.until(PROMPT, 2)
+            terminal.type("s")
+            await terminal.until(PROMPT, 3)  # For the third call: the second is covered.
+            terminal.type("n")
+            ended = await terminal.ended()
         assert (ended.status, ended.stdout, made(folder)) == (3, "", {"one", "two"})
-        for words in (
+        for text in (
             "allowed: bash: by you\n",
             "allowed: bash: by an earlier answer, or a hook\n",
             "denied: bash: by you\n",
             "culm: the run ended because a call was denied\n",
         ):
-            assert ended.stderr.count(words) == 1, ended.stderr
+            assert ended.stderr.count(text) == 1, ended.stderr
 
 
-async def test_another_clients_answer_closes_the_prompt_and_ctrl_c_cancels_the_run(
+async def test_answer_of_another_client_closes_the_prompt_and_ctrl_c_cancels(
     folder: Path,
 ) -> None:
-    async with open_work(folder, touching("one"), touching("two")) as remote:
-        async with open_seat(folder, "go") as seat:
-            await seat.until(PROMPT)
+    async with open_scripted(folder, touching("one"), touching("two")) as remote:
+        async with open_terminal(folder, "go") as terminal:
+            await terminal.until(PROMPT)
             (ask,) = await remote.asks()
             assert await remote.answer(ask, "allow")
-            await seat.until(PROMPT, 2)
-            assert "[n]o: \nallowed: bash: by another client\n" in seat.shown
-            seat.process.send_signal(signal.SIGINT)
-            ended = await seat.ended()
+            await terminal.until(PROMPT, 2)
+            assert "[n]o: \nallowed: bash: by another client\n" in terminal.shown
+            terminal.process.send_signal(signal.SIGINT)
+            ended = await terminal.ended()
         assert (ended.status, made(folder)) == (4, {"one"})
-        assert "culm: cancelled" in ended.stderr
+        assert "culm: canceled" in ended.stderr
         assert await remote.asks() == []
 
 
-async def test_without_a_terminal_rules_allow_and_the_rest_is_refused_with_a_hint(
+async def test_without_a_terminal_unmatched_calls_are_refused_with_a_hint(
     folder: Path,
 ) -> None:
-    async with open_work(folder, touching("one"), touching("two"), DONE):
+    async with open_scripted(folder, touching("one"), touching("two"), DONE):
         ended = await run(folder, "--approve", "bash:touch one", "go")
     assert (ended.status, ended.stdout, made(folder)) == (0, "Done.", {"one"})
     lines = ended.stderr.splitlines()

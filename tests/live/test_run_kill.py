@@ -1,4 +1,4 @@
-"""What `kill -9` leaves of runs: nothing accepted is lost, nothing is done twice, all is told."""
+"""Runs after `kill -9`: nothing accepted is lost or done twice, and every end is published."""
 
 import asyncio
 import random
@@ -16,9 +16,9 @@ from culm.wire.agent import Prompt
 from culm.wire.messages import ToolCallPart, ToolResultPart, full_text
 from culm.wire.runs import Limits
 from tests.live.harness import RESUME_S, find_database, make_directory
-from tests.live.run_drive import (
+from tests.live.run_harness import (
     HELD,
-    HELD_SAID,
+    HELD_PREFIX,
     act_on,
     open_agent,
     open_watch,
@@ -33,12 +33,12 @@ from tests.support import WAIT_S, contract
 
 INTERRUPTED = ("error", "interrupted")
 LITTLE = ScriptedUsage(input=10, output=10)
-# A conversation that takes longer to read than a kill takes; the provider counts it as little.
+# A conversation that takes longer to read than a kill takes; the provider reports few tokens.
 LONG = Reply(deltas=["All of it. " * 5000] * 150, usage=LITTLE)
 
 
 def stored_states(folder: Path) -> dict[str, str]:
-    """The state of every run, as the disk has it while no server runs."""
+    """Return the stored state of every run while no server runs."""
     connection = sqlite3.connect(f"file:{find_database(folder)}?mode=ro", uri=True)
     try:
         return dict(connection.execute("SELECT id, state FROM runs").fetchall())
@@ -47,7 +47,7 @@ def stored_states(folder: Path) -> dict[str, str]:
 
 
 @contract("EXC-16", "INV-49")
-async def test_after_a_cancel_and_a_kill_the_queued_and_the_active_run_are_canceled_and_not_asked(
+async def test_canceled_runs_stay_canceled_after_a_kill(
     folder: Path,
 ) -> None:
     async with open_model_server(script(HELD, Reply(text="Later."))) as model:
@@ -76,17 +76,17 @@ async def test_after_a_cancel_and_a_kill_the_queued_and_the_active_run_are_cance
             ended = {complete.run_id: complete.cancelled for complete in watch.completes()}
             assert len(watch.completed()) == len(ended) == 4
             assert (ended["active"], ended["queued"], ended["later"]) == (True, True, False)
-        assert [question.said[-1] for question in questions(model)] == [
+        assert [question.conversation[-1] for question in questions(model)] == [
             ("user", "first"),
             ("user", "fourth"),
         ]
 
 
 @contract("EXC-16", "INV-36")
-async def test_a_prompt_whose_server_was_killed_after_its_202_is_interrupted_or_goes_on_by_itself(
+async def test_prompt_accepted_before_a_kill_is_resumed_or_interrupted(
     folder: Path,
 ) -> None:
-    """Which of the two is decided by how far it came; the one with much to read comes last."""
+    """Its progress decides which; the run with the long conversation is posted last."""
     answer = Reply(text="Done.", delay_s=0.3, usage=LITTLE)
     async with open_model_server(script(LONG, otherwise=answer)) as model:
         async with open_agent(folder, model) as (killed, client):
@@ -104,28 +104,28 @@ async def test_a_prompt_whose_server_was_killed_after_its_202_is_interrupted_or_
         left = stored_states(folder)
         assert (left["before"], left["short"]) == ("ended", "active")
         assert left["long"] in ("accepted", "active")
-        goes_on = left["long"] == "accepted"
+        resumes = left["long"] == "accepted"
 
         async with open_agent(folder, model) as (_, client):
-            # Nobody has joined: what goes on does so for nobody's sake.
-            await until_asked(model, 3 if goes_on else 2)
+            # No client has joined: the run resumes by itself.
+            await until_asked(model, 3 if resumes else 2)
             remote = await client.open_workspace(make_directory(folder))
             async with open_watch(remote, start) as watch:
                 await watch.until_complete("short", "long")
             assert watch.completed() == ["long", "short"]
-            last = "end_turn" if goes_on else "interrupted"
+            last = "end_turn" if resumes else "interrupted"
             assert await outcomes(remote, ["short", "long"]) == ["interrupted", last]
-            finish = ("end_turn", "") if goes_on else INTERRUPTED
+            finish = ("end_turn", "") if resumes else INTERRUPTED
             assert (await rows(remote, long.id))[2:] == [
                 ("user", "go on", "stop", ""),
-                ("assistant", "Done." if goes_on else "", *finish),
+                ("assistant", "Done." if resumes else "", *finish),
             ]
-        asked = [question.said[-1][1] for question in questions(model)]
-        assert len(asked) == len(set(asked)), "nothing was asked twice"
+        asked = [question.conversation[-1][1] for question in questions(model)]
+        assert len(asked) == len(set(asked)), "no request was sent twice"
 
 
 @contract("EXC-16", "INV-36", "INV-82")
-async def test_a_kill_in_mid_stream_leaves_a_prefix_an_interrupted_run_and_a_session_that_works(
+async def test_kill_in_mid_stream_keeps_a_prefix_and_a_usable_session(
     folder: Path,
 ) -> None:
     paced = Reply(tokens=4000, rate=400)
@@ -136,7 +136,9 @@ async def test_a_kill_in_mid_stream_leaves_a_prefix_an_interrupted_run_and_a_ses
             session = await remote.create_session("s")
             async with open_watch(remote) as watch:
                 await remote.prompt(session.id, "count", run_id="cut")
-                await watch.until(lambda: [t.type for t in watch.told].count("message_delta") > 80)
+                await watch.until(
+                    lambda: [t.type for t in watch.events].count("message_delta") > 80
+                )
                 seen = full_text((await remote.messages(session.id))[-1].parts)
                 assert whole.startswith(seen)
                 assert seen.count(" ") > 50
@@ -159,14 +161,14 @@ async def test_a_kill_in_mid_stream_leaves_a_prefix_an_interrupted_run_and_a_ses
                     (complete, _) = watch.completes()
                     assert (complete.culm_reason, complete.cancelled) == ("interrupted", False)
                     assert watch.text_of(complete) == cut[1]
-        assert [question.said for question in questions(model)] == [
+        assert [question.conversation for question in questions(model)] == [
             [("user", "count")],
             [("user", "count"), ("assistant", cut[1]), ("user", "and now?")],
         ]
 
 
 @contract("EXC-9", "EXC-16", "INV-82")
-async def test_a_kill_during_calls_leaves_each_effect_once_and_words_that_fit_its_policy(
+async def test_kill_during_calls_repeats_no_effect_and_reports_the_crash_policy(
     folder: Path,
 ) -> None:
     names = ["mark", "hang_again", "hang_ask", "hang_never", "mark"]
@@ -196,24 +198,24 @@ async def test_a_kill_during_calls_leaves_each_effect_once_and_words_that_fit_it
         made = [p.data for m in messages for p in m.parts if isinstance(p, ToolCallPart)]
         results = [p.data for m in messages for p in m.parts if isinstance(p, ToolResultPart)]
         assert [(call.id, call.name) for call in made] == [(c.id, c.name) for c in calls]
-        words = {
+        expected = {
             "c0": "marked",
             "c1": interrupted_call_text("started", "again"),
             "c2": interrupted_call_text("started", "ask"),
             "c3": interrupted_call_text("started", "never"),
             "c4": interrupted_call_text("known", "ask"),
         }
-        assert len(results) == len(words)
-        assert {result.tool_call_id: result.content for result in results} == words
+        assert len(results) == len(expected)
+        assert {result.tool_call_id: result.content for result in results} == expected
         assert [result.is_error for result in results] == [False, True, True, True, True]
         read = questions(model)[-1].messages[1:]
         assert [m.role for m in read] == ["user", "assistant", *["tool"] * 5, "user"]
-        assert [call["id"] for call in read[1].tool_calls] == list(words)
-        assert {m.tool_call_id: m.content for m in read[2:7]} == words
+        assert [call["id"] for call in read[1].tool_calls] == list(expected)
+        assert {m.tool_call_id: m.content for m in read[2:7]} == expected
 
 
 @contract("EXC-16", "EXC-20")
-async def test_what_was_queued_behind_a_killed_run_is_held_until_it_is_started_or_dropped(
+async def test_runs_queued_behind_a_killed_run_are_held_until_started_or_dropped(
     folder: Path,
 ) -> None:
     async with open_model_server(script(HELD, otherwise=Reply(text="Done."))) as model:
@@ -245,8 +247,8 @@ async def test_what_was_queued_behind_a_killed_run_is_held_until_it_is_started_o
                 assert (dropped.state, dropped.outcome) == ("ended", "canceled")
                 await watch.until_complete("started", "dropped")
             assert watch.completed() == ["active", "dropped", "new", "started"]
-            said, cut, *after = await rows(remote, session.id)
-            assert (said[:2], HELD_SAID.startswith(cut[1])) == (("user", "first"), True)
+            prompt, cut, *after = await rows(remote, session.id)
+            assert (prompt[:2], HELD_PREFIX.startswith(cut[1])) == (("user", "first"), True)
             assert (cut[0], *cut[2:]) == ("assistant", *INTERRUPTED)
             assert [(role, text) for role, text, *_ in after] == [
                 ("user", "passes them"),
@@ -260,7 +262,7 @@ async def test_what_was_queued_behind_a_killed_run_is_held_until_it_is_started_o
 async def post_until_cut(
     remote: RemoteWorkspace, sessions: list[SessionId], names: Iterator[str]
 ) -> list[str]:
-    """Give prompts until nobody answers; returns the runs that were acknowledged."""
+    """Post prompts until the server is gone; return the acknowledged runs."""
     acknowledged: list[str] = []
     for session_id, name in zip(cycle(sessions), names, strict=False):
         body = Prompt(session_id, name, name, limits=Limits(steps=1))
@@ -274,7 +276,7 @@ async def post_until_cut(
 
 
 @contract("EXC-9", "EXC-16", "INV-36")
-async def test_runs_of_a_server_killed_again_and_again_end_once_each_and_act_at_most_once(
+async def test_runs_end_once_and_act_at_most_once_across_repeated_kills(
     folder: Path,
 ) -> None:
     moments, names = random.Random(4), (f"run-{n}" for n in count())
@@ -302,22 +304,25 @@ async def test_runs_of_a_server_killed_again_and_again_end_once_each_and_act_at_
                     if run.state == "held":
                         await act_on(remote, run.id, "drop")
                 await watch.until_complete(*accepted, wait_s=RESUME_S)
-                async with asyncio.timeout(WAIT_S):  # One may live whose 202 was cut off.
+                async with asyncio.timeout(WAIT_S):  # A run whose 202 was cut off may be left.
                     while (await remote.snapshot()).runs:
                         await asyncio.sleep(0.02)
             messages = (await remote.snapshot("*")).messages
 
     assert len(accepted) > 5
     completed = watch.completed()
-    assert len(completed) == len(set(completed)), "each was told once"
-    said = [full_text(m.parts) for m in messages if m.role == "user"]
-    assert len(said) == len(set(said)), "each was stored once"
-    asked_for = [question.said[-1] for question in questions(model)]
+    assert len(completed) == len(set(completed)), "each end was published once"
+    prompts = [full_text(m.parts) for m in messages if m.role == "user"]
+    assert len(prompts) == len(set(prompts)), "each was stored once"
+    asked_for = [question.conversation[-1] for question in questions(model)]
     assert len(asked_for) == len(set(asked_for)), "each was asked once"
-    assert {("user", text) for text in said} >= set(asked_for)
+    assert {("user", text) for text in prompts} >= set(asked_for)
 
     made = [p.data for m in messages for p in m.parts if isinstance(p, ToolCallPart)]
-    words = [p.data.content for m in messages for p in m.parts if isinstance(p, ToolResultPart)]
-    assert len(words) == len(made), "each call has its result"
-    known, unsure = words.count("marked"), words.count(interrupted_call_text("started", "ask"))
+    contents = [p.data.content for m in messages for p in m.parts if isinstance(p, ToolResultPart)]
+    assert len(contents) == len(made), "each call has its result"
+    known, unsure = (
+        contents.count("marked"),
+        contents.count(interrupted_call_text("started", "ask")),
+    )
     assert known <= len((folder / EFFECTS).read_text().split()) <= known + unsure

@@ -1,4 +1,4 @@
-"""What a person sees of a run that goes on, on a real terminal, and what is left of it."""
+"""The status area of a run on a real terminal, and its removal."""
 
 import os
 import select
@@ -11,7 +11,7 @@ from pathlib import Path
 from examples.recording.screen import Screen
 from examples.recording.tape import Keys, Step, play
 
-from culm.custody.linux import read_table
+from culm.processes.linux import read_table
 from tests.support import WAIT_S
 
 SPINNING = tuple("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
@@ -20,7 +20,7 @@ AGENTS = "Have one agent run `sleep 1`, and another run `sleep 2; echo 漢字漢
 
 
 def run_on_terminal(folder: Path, options: str, prompt: str, *keys: Keys) -> Iterator[Screen]:
-    """The screen after everything that was printed."""
+    """Yield the screen after each output."""
     project = folder / "project"
     project.mkdir()
     command = f"{sys.executable} -m culm run --host unix://{folder}/s.sock {options} '{prompt}'"
@@ -37,11 +37,11 @@ def run_on_terminal(folder: Path, options: str, prompt: str, *keys: Keys) -> Ite
 
 
 def drawn_on(screen: Screen) -> list[str]:
-    """What stands from the cursor on."""
+    """Return the lines from the cursor on."""
     return screen.lines()[screen.row :]
 
 
-def test_agents_at_work_stand_below_what_was_printed_and_leave_nothing(folder: Path) -> None:
+def test_status_area_lists_working_agents_and_is_removed_at_the_end(folder: Path) -> None:
     drawn: list[list[str]] = []
     last: list[str] = []
     for screen in run_on_terminal(folder, "--approve auto", AGENTS):
@@ -58,8 +58,11 @@ def test_agents_at_work_stand_below_what_was_printed_and_leave_nothing(folder: P
     assert last[-2].startswith("tree: 3 agents, ")
 
 
+CANCELING = "(canceling; interrupt again to exit at once)"
+
+
 def server_in(folder: Path) -> int:
-    """The process id of the server that `culm run` started there."""
+    """Return the process id of the server that `culm run` started there."""
     for stat in read_table().values():
         with suppress(OSError):
             args = Path(f"/proc/{stat.pid}/cmdline").read_bytes().split(b"\0")
@@ -79,24 +82,24 @@ def end_server(pid: int) -> None:
         os.close(handle)
 
 
-def assert_nothing_drawn(lines: list[str]) -> None:
+def assert_status_area_removed(lines: list[str]) -> None:
     assert not [line for line in lines if any(sign in line for sign in SPINNING)]
-    assert [line for line in lines if "(cancelling; once more to leave at once)" in line]
+    assert [line for line in lines if CANCELING in line]
 
 
-def test_after_a_cancel_nothing_drawn_is_left(folder: Path) -> None:
+def test_ctrl_c_removes_the_status_area(folder: Path) -> None:
     last: list[str] = []
     keys = Keys("1 s · ", "\x03")
     for screen in run_on_terminal(folder, "--approve auto", "Run `sleep 30`", keys):
         last = screen.all_lines()
-    assert_nothing_drawn(last)
+    assert_status_area_removed(last)
 
 
-def test_leaving_before_the_cancel_is_done_leaves_nothing_drawn(folder: Path) -> None:
+def test_second_ctrl_c_before_the_cancel_is_done_removes_the_status_area(folder: Path) -> None:
     """The server is stopped, so that the cancel cannot be done before the second Ctrl-C."""
     last: list[str] = []
     server = 0
-    keys = Keys("1 s · ", "\x03"), Keys("once more", "\x03", pause_s=0.0)
+    keys = Keys("1 s · ", "\x03"), Keys("interrupt again", "\x03", pause_s=0.0)
     try:
         for screen in run_on_terminal(folder, "--approve auto", "Run `sleep 30`", *keys):
             last = screen.all_lines()
@@ -106,4 +109,4 @@ def test_leaving_before_the_cancel_is_done_leaves_nothing_drawn(folder: Path) ->
     finally:
         if server:
             end_server(server)
-    assert_nothing_drawn(last)
+    assert_status_area_removed(last)

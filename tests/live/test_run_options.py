@@ -1,4 +1,4 @@
-"""What `culm run` is told by its options: files, budgets, roles, what it prints, how it ends."""
+"""The options of `culm run`: files, budgets, roles, output formats, exit status."""
 
 import json
 import os
@@ -11,10 +11,18 @@ import pytest
 from culm.client.follower import open_mirror
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, ScriptedCall
-from tests.live.found import open_machine
 from tests.live.harness import ROOT, make_directory, open_process
-from tests.live.run_drive import HELD, open_agent, questions, script
-from tests.live.test_run_command import ENV, HELLO, RESUME_S, open_home, open_run, places, run
+from tests.live.machine import open_machine
+from tests.live.run_harness import HELD, open_agent, questions, script
+from tests.live.test_run_command import (
+    ENV,
+    HELLO,
+    RESUME_S,
+    open_model_config,
+    open_run,
+    places,
+    run,
+)
 from tests.support import contract
 
 ASKS = Reply(text="I write.", calls=[ScriptedCall(name="bash", input={"command": "touch made"})])
@@ -26,9 +34,9 @@ def last_of(stdout: str) -> dict[str, Any]:
 
 
 @contract("CLI-1")
-async def test_the_status_says_how_the_run_ended(folder: Path) -> None:
-    async with open_home(folder, ASKS, HELLO, ASKS, HELLO):
-        refused = await run(folder, "--approve", "deny", "write it")  # The agent goes on without.
+async def test_exit_status_matches_the_outcome_of_the_run(folder: Path) -> None:
+    async with open_model_config(folder, ASKS, HELLO, ASKS, HELLO):
+        refused = await run(folder, "--approve", "deny", "write it")  # The agent continues.
         assert (refused.status, refused.stdout) == (0, "I write.\nHello there.")
         spent = await run(folder, "--budget", "1step", "--approve", "auto", "write it")
         assert (spent.status, spent.stderr.count("Traceback")) == (5, 0)
@@ -36,7 +44,7 @@ async def test_the_status_says_how_the_run_ended(folder: Path) -> None:
 
 
 @contract("CLI-1")
-async def test_the_time_that_was_given_ends_it(folder: Path) -> None:
+async def test_timeout_option_ends_the_run_with_status_5(folder: Path) -> None:
     async with (
         open_model_server(script(HELD)) as model,
         open_agent(folder, model),
@@ -48,24 +56,24 @@ async def test_the_time_that_was_given_ends_it(folder: Path) -> None:
 
 @contract("CLI-1", "CLI-9")
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "reason"),
     [
         (("--attach", "nowhere.txt", "hi"), "cannot attach nowhere.txt: No such file"),
         (("--attach", ".", "hi"), "it is a directory"),
-        (("--attach", "fifo", "hi"), "it is no file"),
-        (("--attach", "large.txt", "hi"), "it has more than 10 MiB"),
-        (("--attach", "data.bin", "hi"), "no model is given"),
-        (("--budget", "much", "hi"), "much is no budget"),
-        (("--budget", "0", "hi"), "leaves nothing to do"),
-        (("--timeout", "soon", "hi"), "soon is no time"),
+        (("--attach", "fifo", "hi"), "it is not a regular file"),
+        (("--attach", "large.txt", "hi"), "it is larger than 10 MiB"),
+        (("--attach", "data.bin", "hi"), "is not supported"),
+        (("--budget", "much", "hi"), "much is not a budget"),
+        (("--budget", "0", "hi"), "is not a positive limit"),
+        (("--timeout", "soon", "hi"), "soon is not a time"),
         (("--approve", "allow", "hi"), "--approve auto"),
-        (("--role", "worker", "--continue", "hi"), "exclude each other"),
-        (("--json", "--output", "json", "hi"), "exclude each other"),
+        (("--role", "worker", "--continue", "hi"), "cannot be used together"),
+        (("--json", "--output", "json", "hi"), "cannot be used together"),
         (("--outputt", "json", "hi"), "--output"),
     ],
 )
-async def test_what_is_wrong_is_named_and_nothing_is_started(
-    folder: Path, args: tuple[str, ...], words: str
+async def test_invalid_option_exits_2_with_the_reason_and_starts_no_server(
+    folder: Path, args: tuple[str, ...], reason: str
 ) -> None:
     project = make_directory(folder)
     os.mkfifo(project / "fifo")
@@ -74,26 +82,26 @@ async def test_what_is_wrong_is_named_and_nothing_is_started(
     at = [f"{project}/{arg}" if (project / arg).exists() and arg != "." else arg for arg in args]
     ended = await run(folder, *at)
     assert (ended.status, ended.stdout) == (2, "")
-    assert words in ended.stderr
+    assert reason in ended.stderr
     assert ended.stderr.startswith("culm: ")
     assert not (folder / "s").exists()
 
 
-async def test_files_go_with_the_prompt(folder: Path) -> None:
-    async with open_home(folder, HELLO) as model:
+async def test_attached_file_is_sent_with_the_prompt(folder: Path) -> None:
+    async with open_model_config(folder, HELLO) as model:
         file = make_directory(folder) / "plums.txt"
         file.write_text("Plums are blue.")
         ended = await run(folder, "--attach", str(file), "what is this")
         assert ended.status == 0
-        said = questions(model)[-1].said[-1]
-        assert "what is this" in said[1]
+        message = questions(model)[-1].conversation[-1]
+        assert "what is this" in message[1]
         assert "Plums are blue." in str(questions(model)[-1])
 
 
 @contract("CLI-5")
-async def test_the_result_is_one_object_or_a_document_if_that_is_wanted(folder: Path) -> None:
+async def test_output_option_prints_one_json_object_or_markdown(folder: Path) -> None:
     schema = json.loads((ROOT / "docs" / "run-lines.schema.json").read_text())
-    async with open_home(folder, ASKS, HELLO, HELLO, ASKS, HELLO):
+    async with open_model_config(folder, ASKS, HELLO, HELLO, ASKS, HELLO):
         one = await run(folder, "--output", "json", "--approve", "auto", "write it")
         assert (one.status, len(one.stdout.splitlines())) == (0, 1)
         jsonschema_rs.validate(schema, last_of(one.stdout))
@@ -108,7 +116,7 @@ async def test_the_result_is_one_object_or_a_document_if_that_is_wanted(folder: 
 
 
 @contract("CLI-3", "CLIENT-4")
-async def test_a_run_that_nobody_waits_for_lives_on_and_can_be_followed(folder: Path) -> None:
+async def test_detached_run_continues_and_can_be_attached(folder: Path) -> None:
     async with (
         open_model_server(script(HELD)) as model,
         open_agent(folder, model) as (_, client),
@@ -128,7 +136,7 @@ async def test_a_run_that_nobody_waits_for_lives_on_and_can_be_followed(folder: 
         assert (ended.status, ended.stderr.splitlines()[0]) == (0, "> hello")
 
 
-async def test_an_agent_of_a_role_does_it_in_a_session_of_its_own(folder: Path) -> None:
+async def test_role_option_runs_an_agent_and_an_unknown_role_is_refused(folder: Path) -> None:
     (folder / "culm.json").write_text("{}")
     async with open_machine(folder):
         ended = await run(folder, "--role", "explorer", "--json", "list the files")
@@ -140,10 +148,10 @@ async def test_an_agent_of_a_role_does_it_in_a_session_of_its_own(folder: Path) 
 
 
 @contract("CLI-4")
-async def test_what_a_model_says_is_whole_in_a_pipe_and_harmless_where_a_person_reads(
+async def test_model_output_is_raw_in_json_and_escaped_in_text(
     folder: Path,
 ) -> None:
-    async with open_home(folder, HOSTILE):
+    async with open_model_config(folder, HOSTILE):
         piped = await run(folder, "--json", "say it")
         assert last_of(piped.stdout)["text"] == HOSTILE.text
         session_id = last_of(piped.stdout)["session_id"]
@@ -155,7 +163,7 @@ async def test_what_a_model_says_is_whole_in_a_pipe_and_harmless_where_a_person_
 
 
 @contract("CLI-1")
-async def test_where_no_server_is_and_none_can_be_that_is_said(folder: Path) -> None:
+async def test_unreachable_tcp_server_exits_6_with_a_hint(folder: Path) -> None:
     async with open_process(
         folder, "-m", "culm", "run", "--host", "tcp://127.0.0.1:1", "hi", env=ENV
     ) as running:
@@ -165,5 +173,5 @@ async def test_where_no_server_is_and_none_can_be_that_is_said(folder: Path) -> 
     assert (ended.status, ended.stdout) == (6, "")
     assert ended.stderr.splitlines() == [
         "culm: cannot reach the server at tcp://127.0.0.1:1: Connection refused",
-        "hint: `culm serve --host tcp://127.0.0.1:1` starts one",
+        "hint: start one with `culm serve --host tcp://127.0.0.1:1`",
     ]

@@ -1,4 +1,4 @@
-"""Runs and the life of `culm serve`: its signals, its clients, its configuration, its disk."""
+"""Runs and `culm serve`: its signals, clients, configuration and disk."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply
 from culm.wire.agent import AgentInfo
 from culm.wire.runs import Run, RunChanged
-from culm.wire.state import StoreHealth
+from culm.wire.workspaces import StoreHealth
 from tests.live.harness import (
     RESUME_S,
     make_directory,
@@ -23,9 +23,9 @@ from tests.live.harness import (
     open_process_server,
     run_serve,
 )
-from tests.live.run_drive import (
+from tests.live.run_harness import (
     HELD,
-    HELD_SAID,
+    HELD_PREFIX,
     HELD_WHOLE,
     Watch,
     asked,
@@ -35,20 +35,20 @@ from tests.live.run_drive import (
     questions,
     rows,
     script,
+    until_abandoned,
     until_asked,
-    until_let_go,
     write_config,
 )
 from tests.live.test_peers import open_disk
 from tests.support import WAIT_S, contract, model_config
 
 PACED = Reply(tokens=4000, rate=400)
-# A client that has left is soon forgotten; one that has yet to attach may be slow.
+# A client that has left is dropped soon; one that has yet to attach may be slow.
 LEAVES_SOON = {"create_grace_s": 20.0, "detach_grace_s": 0.2, "linger_s": 0.2}
 
 
 @contract("EXC-16")
-async def test_a_signal_in_mid_stream_interrupts_the_run_holds_its_queue_and_cancels_nothing(
+async def test_signal_in_mid_stream_interrupts_the_run_and_holds_its_queue(
     folder: Path,
 ) -> None:
     async with open_model_server(script(PACED)) as model:
@@ -57,16 +57,18 @@ async def test_a_signal_in_mid_stream_interrupts_the_run_holds_its_queue_and_can
             session = await remote.create_session("s")
             async with open_watch(remote) as watch:
                 await remote.prompt(session.id, "count", run_id="active")
-                await watch.until(lambda: [t.type for t in watch.told].count("message_delta") > 40)
+                await watch.until(
+                    lambda: [t.type for t in watch.events].count("message_delta") > 40
+                )
                 await remote.prompt(session.id, "next", run_id="queued")
                 ended = await server.end()
                 assert (ended.status, ended.stderr.count("Traceback")) == (0, 0)
-                # Both were told before the stream ended: nobody else is there to tell it.
+                # Both were published before the stream ended.
                 (complete,) = watch.completes()
                 assert (complete.run_id, complete.culm_reason) == ("active", "interrupted")
-                changes = [t.read(RunChanged) for t in watch.told if t.type == "run_changed"]
+                changes = [t.read(RunChanged) for t in watch.events if t.type == "run_changed"]
                 assert (changes[-1].run_id, changes[-1].state) == ("queued", "held")
-            await until_let_go(model, asked(model)[0])
+            await until_abandoned(model, asked(model)[0])
 
         found: list[object] = []
         for _ in range(2):
@@ -76,8 +78,8 @@ async def test_a_signal_in_mid_stream_interrupts_the_run_holds_its_queue_and_can
                 assert (held.id, held.state, held.title) == ("queued", "held", BEHIND_INTERRUPTED)
                 active = await remote.run("active")
                 assert (active.state, active.outcome) == ("ended", "interrupted")
-                said, cut = await rows(remote, session.id)
-                assert said == ("user", "count", "stop", "")
+                prompt, cut = await rows(remote, session.id)
+                assert prompt == ("user", "count", "stop", "")
                 assert cut == ("assistant", watch.text_of(complete), "error", "interrupted")
                 found.append([await remote.messages(session.id), active, held])
                 assert (await again.end()).status == 0
@@ -85,7 +87,7 @@ async def test_a_signal_in_mid_stream_interrupts_the_run_holds_its_queue_and_can
         assert len(questions(model)) == 1
 
 
-# A client that stays until it is killed.
+# A client that runs until it is killed.
 POSTER = """
 import asyncio, sys
 from culm.client.http import open_client
@@ -106,7 +108,7 @@ asyncio.run(main())
 
 
 @contract("INV-30", "INV-31")
-async def test_a_run_outlives_its_killed_poster_and_with_its_end_the_server_may_leave(
+async def test_run_of_a_killed_client_ends_normally_and_then_the_server_exits(
     folder: Path,
 ) -> None:
     async with open_model_server(script(HELD)) as model:
@@ -117,7 +119,7 @@ async def test_a_run_outlives_its_killed_poster_and_with_its_end_the_server_may_
                 await poster.until(lambda: bool(poster.lines), RESUME_S)
                 await until_asked(model, 1)
                 await poster.kill()
-            await asyncio.sleep(0.8)  # Longer than all graces together: the run alone is left.
+            await asyncio.sleep(0.8)  # Longer than all grace periods: only the run is left.
             (workspace,) = await client.workspaces()
             path = f"/v1/workspaces/{workspace.id}/runs/outlives"
             assert (await client.ask("GET", path, Run)).state == "active"
@@ -143,7 +145,7 @@ async def test_a_run_outlives_its_killed_poster_and_with_its_end_the_server_may_
 
 
 @contract("EXC-16")
-async def test_a_run_that_nobody_watches_for_too_long_is_interrupted_and_the_server_leaves(
+async def test_abandoned_run_is_interrupted_and_the_server_exits(
     folder: Path,
 ) -> None:
     async with open_model_server(script(HELD)) as model:
@@ -154,10 +156,10 @@ async def test_a_run_that_nobody_watches_for_too_long_is_interrupted_and_the_ser
             async with open_watch(remote) as watch:
                 await remote.prompt(session.id, "go", run_id="alone")
                 await remote.prompt(session.id, "next", run_id="behind")
-                await watch.until(lambda: any(t.type == "message_delta" for t in watch.told))
+                await watch.until(lambda: any(t.type == "message_delta" for t in watch.events))
             ended = await server.wait()
             assert ended.status == 0
-            assert "left alone too long" in ended.stderr
+            assert "no client for too long" in ended.stderr
             assert "Traceback" not in ended.stderr
 
         write_config(folder, model)
@@ -168,7 +170,7 @@ async def test_a_run_that_nobody_watches_for_too_long_is_interrupted_and_the_ser
             assert held == [("behind", "held")]
             assert await rows(remote, session.id) == [
                 ("user", "go", "stop", ""),
-                ("assistant", HELD_SAID, "error", "interrupted"),
+                ("assistant", HELD_PREFIX, "error", "interrupted"),
             ]
 
 
@@ -176,7 +178,9 @@ async def test_a_run_that_nobody_watches_for_too_long_is_interrupted_and_the_ser
 
 
 @pytest.mark.parametrize("where", ["--config", "XDG_CONFIG_HOME", "HOME"])
-async def test_the_configuration_file_makes_the_agent_ready(folder: Path, where: str) -> None:
+async def test_configuration_file_is_found_and_makes_the_agent_ready(
+    folder: Path, where: str
+) -> None:
     args, env = ["--host", f"unix://{folder}/s"], dict[str, str]()
     home = folder / ".config" / "culm"
     home.mkdir(parents=True)
@@ -225,7 +229,7 @@ SECRET = "sk-0123456789abcdef"
         ('{"models": {"large": {"model": 1}}}', "model"),
     ],
 )
-async def test_a_broken_configuration_file_is_refused_at_start_with_a_hint(
+async def test_broken_configuration_file_is_refused_at_start_with_a_hint(
     folder: Path, text: str, named: str
 ) -> None:
     config = folder / "culm.json"
@@ -240,14 +244,14 @@ async def test_a_broken_configuration_file_is_refused_at_start_with_a_hint(
     assert not (folder / "s").exists()
 
 
-async def test_a_configuration_file_that_was_named_and_is_missing_is_refused(folder: Path) -> None:
+async def test_missing_configuration_file_given_by_option_is_refused(folder: Path) -> None:
     nowhere = folder / "nowhere.json"
     ended = await run_serve(folder, "--config", str(nowhere))
     assert (ended.status, ended.stdout) == (2, "")
     assert f"cannot read {nowhere}" in ended.stderr
 
 
-async def test_a_key_reaches_its_provider_and_is_not_shown_logged_or_stored(folder: Path) -> None:
+async def test_key_reaches_its_provider_and_is_not_shown_logged_or_stored(folder: Path) -> None:
     secrets = {SECRET, "header-secret-42", "password-43"}
     echo = json.dumps({"error": {"message": f"Incorrect key {SECRET} with header-secret-42"}})
     async with open_model_server(script(Reply(status=401, body=echo))) as model:
@@ -272,7 +276,7 @@ async def test_a_key_reaches_its_provider_and_is_not_shown_logged_or_stored(fold
                 await client.request("GET", "/v1/config"),
                 await client.request("GET", "/v1/workspaces"),
                 *[await client.request("GET", remote.path(path)) for path in paths],
-                *[bytes(told.payload) for told in watch.told],
+                *[bytes(event.payload) for event in watch.events],
             ]
             ended = await server.end()
         heads = [seen.headers for seen in model.requests]
@@ -286,16 +290,16 @@ async def test_a_key_reaches_its_provider_and_is_not_shown_logged_or_stored(fold
         assert not [text[:200] for text in shown if secret.encode() in text]
 
 
-# --- a disk that is full
+# --- a full disk
 
 
 def healths(watch: Watch) -> list[str]:
-    return [t.read(StoreHealth).state for t in watch.told if t.type == "store_health"]
+    return [t.read(StoreHealth).state for t in watch.events if t.type == "store_health"]
 
 
 @contract("EXC-16", "INV-36")
 @pytest.mark.parametrize("then", ["freed", "killed"])
-async def test_a_disk_full_in_mid_run_stops_it_and_its_end_is_told_once_it_can_be_written(
+async def test_full_disk_stops_a_run_whose_end_is_published_once_writable(
     folder: Path, then: str
 ) -> None:
     endless = Reply(tokens=1_000_000, rate=50_000)
@@ -311,7 +315,7 @@ async def test_a_disk_full_in_mid_run_stops_it_and_its_end_is_told_once_it_can_b
             await until_asked(model, 1)
             await disk.order("fill")
             await watch.until(lambda: "failing" in healths(watch), RESUME_S)
-            await until_let_go(model, asked(model)[0])
+            await until_abandoned(model, asked(model)[0])
             async with asyncio.timeout(WAIT_S):
                 while (await remote.run("full")).state != "ending":
                     await asyncio.sleep(0.02)
@@ -334,12 +338,12 @@ async def test_a_disk_full_in_mid_run_stops_it_and_its_end_is_told_once_it_can_b
 async def assert_ended(
     remote: RemoteWorkspace, watch: Watch, session_id: SessionId, outcome: str
 ) -> None:
-    """The run `full` has this end, told once; the prompt that was refused left nothing."""
+    """Assert that the run `full` has this end, published once, and the refused prompt no trace."""
     await watch.until_complete("full", wait_s=RESUME_S)
     await watch.until(lambda: healths(watch)[-1] == "ok", RESUME_S)
     assert await outcomes(remote, ["full"]) == [outcome]
-    said, cut = await rows(remote, session_id)
-    assert (said, cut[2]) == (("user", "go", "stop", ""), "error")
+    prompt, cut = await rows(remote, session_id)
+    assert (prompt, cut[2]) == (("user", "go", "stop", ""), "error")
     assert "".join(f"tok{n} " for n in range(1000)).startswith(cut[1][:5000])
     with pytest.raises(RequestRefused) as refused:
         await remote.run("refused")

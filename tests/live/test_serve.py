@@ -1,4 +1,4 @@
-"""`culm serve` as a script or a person meets it: its lines, its logs, its exit status."""
+"""`culm serve` as a script or a user sees it: its output, logs and exit status."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ LEAVES_SOON = ("--linger", "0.2", "--detach-grace", "0.2")
 QUICK = (*LEAVES_SOON, "--create-grace", "0.2")  # For a client that opens no stream.
 
 
-async def test_serve_says_one_line_per_host_with_the_real_port_and_nothing_else(
+async def test_serve_prints_only_one_line_per_host_with_its_port(
     folder: Path,
 ) -> None:
     hosts = ("--host", f"unix://{folder}/s", "--host", "tcp://127.0.0.1:0")
@@ -43,7 +43,7 @@ async def test_serve_says_one_line_per_host_with_the_real_port_and_nothing_else(
     assert ended.stdout == f"listening {unix}\nlistening {tcp}"
 
 
-async def test_both_hosts_of_one_server_lead_to_the_same_workspace(folder: Path) -> None:
+async def test_all_hosts_of_a_server_share_its_workspaces(folder: Path) -> None:
     hosts = ("--host", f"unix://{folder}/s", "--host", "tcp://127.0.0.1:0")
     async with (
         open_process_server(folder, *hosts) as server,
@@ -57,7 +57,7 @@ async def test_both_hosts_of_one_server_lead_to_the_same_workspace(folder: Path)
             await follower.until(lambda mirror: session.id in mirror.sessions)
 
 
-async def test_the_default_socket_is_in_the_runtime_directory_and_is_for_its_owner_only(
+async def test_default_socket_is_in_the_runtime_directory_with_mode_0600(
     folder: Path,
 ) -> None:
     runtime = folder / "run"
@@ -70,7 +70,7 @@ async def test_the_default_socket_is_in_the_runtime_directory_and_is_for_its_own
             await client.health()
 
 
-async def test_without_a_runtime_directory_the_socket_is_in_a_private_one_under_temp(
+async def test_without_runtime_directory_the_socket_is_in_a_private_temp_folder(
     folder: Path,
 ) -> None:
     async with open_process_server(folder) as server:
@@ -80,7 +80,7 @@ async def test_without_a_runtime_directory_the_socket_is_in_a_private_one_under_
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_the_server_with_status_0_and_leaves_no_socket(
+async def test_signal_ends_the_server_with_status_0_and_leaves_no_socket(
     folder: Path, number: signal.Signals
 ) -> None:
     async with (
@@ -91,13 +91,13 @@ async def test_a_signal_ends_the_server_with_status_0_and_leaves_no_socket(
         async with client.stream(remote.path(f"/events?client_id={client.id}")) as answer:
             ended = await server.end(number)
             async with asyncio.timeout(WAIT_S):
-                await answer.read()  # The stream of a client that stayed has ended, too.
+                await answer.read()  # The open stream of a client has ended, too.
         assert (ended.status, ended.stderr.count("Traceback")) == (0, 0)
         assert not (folder / "s").exists()
 
 
 @contract("INV-23")
-async def test_the_server_leaves_with_status_0_when_its_last_client_left_and_linger_passed(
+async def test_server_exits_0_after_its_last_client_left_and_linger_passed(
     folder: Path,
 ) -> None:
     host = ("--host", f"unix://{folder}/s")
@@ -106,7 +106,7 @@ async def test_the_server_leaves_with_status_0_when_its_last_client_left_and_lin
             remote = await client.open_workspace(make_directory(folder))
             async with open_mirror(remote) as follower, asyncio.timeout(WAIT_S):
                 await follower.connected()
-                await asyncio.sleep(0.8)  # Longer than both together: it is needed.
+                await asyncio.sleep(0.8)  # Longer than both together, while a client is attached.
                 await client.health()
         ended = await server.wait()
     assert ended.status == 0
@@ -114,7 +114,7 @@ async def test_the_server_leaves_with_status_0_when_its_last_client_left_and_lin
 
 
 @contract("INV-9")
-async def test_the_server_leaves_when_its_only_client_never_opened_a_stream(folder: Path) -> None:
+async def test_server_exits_when_its_only_client_never_opened_a_stream(folder: Path) -> None:
     host = ("--host", f"unix://{folder}/s")
     async with (
         open_process_server(folder, *host, *QUICK) as server,
@@ -125,13 +125,13 @@ async def test_the_server_leaves_when_its_only_client_never_opened_a_stream(fold
     assert ended.status == 0
 
 
-async def test_a_second_signal_ends_a_slow_shutdown_at_once(folder: Path) -> None:
+async def test_second_signal_ends_a_slow_shutdown_at_once(folder: Path) -> None:
     async with (
         open_process_server(folder, "--host", f"unix://{folder}/s") as server,
         open_client_of(server) as client,
     ):
         await client.open_workspace(make_directory(folder))
-        # Somebody else holds the database: the last writes of the workspace wait for that.
+        # Another process locks the database: the last writes of the workspace wait for it.
         holder = sqlite3.connect(find_database(folder), isolation_level=None)
         try:
             holder.execute("BEGIN IMMEDIATE")
@@ -145,7 +145,7 @@ async def test_a_second_signal_ends_a_slow_shutdown_at_once(folder: Path) -> Non
     assert not (folder / "s").exists()
 
 
-async def test_a_taken_port_is_status_1_with_what_failed_and_what_to_do(folder: Path) -> None:
+async def test_taken_port_exits_1_with_the_reason_and_a_hint(folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -165,13 +165,13 @@ async def test_a_taken_port_is_status_1_with_what_failed_and_what_to_do(folder: 
         ("stray",),
     ],
 )
-async def test_wrong_usage_is_status_2(folder: Path, args: tuple[str, ...]) -> None:
+async def test_wrong_usage_exits_2(folder: Path, args: tuple[str, ...]) -> None:
     ended = await run_serve(folder, *args)
     assert (ended.status, ended.stdout) == (2, "")
-    assert ended.stderr.splitlines()[-1] == "hint: `culm serve --help` explains it, with an example"
+    assert ended.stderr.splitlines()[-1] == "hint: see `culm serve --help`"
 
 
-async def test_a_host_that_is_no_address_is_refused_with_the_form_it_should_have(
+async def test_invalid_host_is_refused_with_the_expected_form(
     folder: Path,
 ) -> None:
     ended = await run_serve(folder, "--host", "localhost:80")
@@ -181,7 +181,7 @@ async def test_a_host_that_is_no_address_is_refused_with_the_form_it_should_have
 
 
 @contract("EXC-21")
-async def test_an_open_network_without_tls_or_without_a_token_is_refused(folder: Path) -> None:
+async def test_public_address_without_tls_or_token_is_refused(folder: Path) -> None:
     for more in ((), ("--no-auth",)):
         ended = await run_serve(folder, "--host", "tcp://0.0.0.0:0", *more)
         assert (ended.status, ended.stdout) == (1, "")
@@ -191,7 +191,7 @@ async def test_an_open_network_without_tls_or_without_a_token_is_refused(folder:
 async def test_log_lines_go_to_stderr_and_to_the_state_directory(folder: Path) -> None:
     async with open_process_server(folder, "--host", f"unix://{folder}/s") as server:
         ended = await server.end()
-    assert "culm.cli.serve: leaving" in ended.stderr
+    assert "culm.cli.commands.serve: leaving" in ended.stderr
     written = (folder / "state" / "culm" / "culm.log").read_text()
     assert written.rstrip("\n") == ended.stderr
 
@@ -223,7 +223,7 @@ async def test_settings_come_from_the_config_file(folder: Path) -> None:
         assert (await server.wait()).status == 0
 
 
-async def test_an_option_wins_over_the_config_file(folder: Path) -> None:
+async def test_option_overrides_the_config_file(folder: Path) -> None:
     config = folder / "settings.json"
     config.write_text('{"create_grace_s": 0.2, "linger_s": 3600}')
     host = ("--host", f"unix://{folder}/s")
@@ -244,7 +244,7 @@ async def test_an_option_wins_over_the_config_file(folder: Path) -> None:
         ("linger_s = 1", "settings.json:1: not valid JSON"),
     ],
 )
-async def test_a_wrong_config_file_is_refused_by_the_name_of_what_is_wrong(
+async def test_invalid_config_file_is_refused_with_the_reason(
     folder: Path, text: str, named: str
 ) -> None:
     config = folder / "settings.json"

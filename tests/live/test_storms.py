@@ -1,7 +1,7 @@
-"""A real server under clients that misbehave by the thousand.
+"""A real server with thousands of misbehaving clients.
 
 After every storm its memory, descriptors and threads are back where they were, within the slack
-that is stated here; while it lasts, everybody else is served.
+that is stated here; meanwhile all other clients are served.
 """
 
 import asyncio
@@ -34,16 +34,16 @@ pytestmark = pytest.mark.alone
 STORM = 1000
 AT_ONCE = 100
 STORM_S = 15.0
-RSS_SLACK = 8 << 20  # What an allocator keeps of the freed; 8 KiB of each of a thousand are more.
-PAGES_BYTES = 8 << 20  # What four database connections keep of the pages they have seen.
+RSS_SLACK = 8 << 20  # Freed memory that the allocator keeps; less than 8 KiB per client.
+PAGES_BYTES = 8 << 20  # The page caches of four database connections.
 FDS_SLACK = 4  # Idle database readers and connections of the test's own client.
 THREADS_SLACK = 6  # A pool's threads appear when first needed, and stay.
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER of zero: close sends a reset, not a goodbye.
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER of zero: close sends a reset, not a FIN.
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a process holds."""
+    """The resources of a process."""
 
     rss: int
     fds: int
@@ -59,7 +59,7 @@ def load_of(server: ProcessServer) -> Load:
 
 
 async def load_when(server: ProcessServer, is_there: Callable[[Load], bool]) -> Load:
-    """What it holds once that is so, or after a while all the same."""
+    """Return the resources once the condition is true, or after a time limit."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(WAIT_S):
             while not is_there(load_of(server)):
@@ -68,20 +68,20 @@ async def load_when(server: ProcessServer, is_there: Callable[[Load], bool]) -> 
 
 
 async def settled(server: ProcessServer, start: Load) -> Load:
-    """What it holds once its descriptors are back at the start."""
+    """Return the resources once the descriptors are back at the start."""
     return await load_when(server, lambda now: now.fds <= start.fds + FDS_SLACK)
 
 
 async def at_peak(server: ProcessServer, start: Load) -> Load:
-    """What it holds once it has accepted the whole storm.
+    """Return the resources once all connections are accepted.
 
-    A connect is done before that: the kernel answers for a server that is behind.
+    A connect completes before that: the kernel accepts for a server that is behind.
     """
     return await load_when(server, lambda now: now.fds >= start.fds + STORM - FDS_SLACK)
 
 
 async def assert_back_at(server: ProcessServer, start: Load) -> None:
-    """It holds no more than at the start; whatever lingers ends by itself."""
+    """Assert that it uses no more than at the start, once lingering connections have ended."""
     now = await settled(server, start)
     assert now.fds <= start.fds + FDS_SLACK, f"descriptors: {start} -> {now}"
     assert now.threads <= start.threads + THREADS_SLACK, f"threads: {start} -> {now}"
@@ -90,7 +90,7 @@ async def assert_back_at(server: ProcessServer, start: Load) -> None:
 
 @asynccontextmanager
 async def open_served(folder: Path) -> AsyncGenerator[tuple[ProcessServer, Client]]:
-    """A server by both kinds of socket."""
+    """A server with both kinds of socket."""
     hosts = ("--host", f"unix://{folder}/s", "--host", "tcp://127.0.0.1:0")
     async with open_process_server(folder, *hosts) as server, open_client_of(server) as client:
         yield server, client
@@ -98,7 +98,7 @@ async def open_served(folder: Path) -> AsyncGenerator[tuple[ProcessServer, Clien
 
 @asynccontextmanager
 async def others_are_served(server: ProcessServer) -> AsyncGenerator[None]:
-    """Ask for health all the time while in the block, on fresh connections and a kept one."""
+    """Request the health all the time while in the block, on new connections and an open one."""
     served = 0
 
     async def ask(stop: asyncio.Event) -> None:
@@ -121,7 +121,7 @@ async def others_are_served(server: ProcessServer) -> AsyncGenerator[None]:
 
 
 async def connect(server: ProcessServer, number: int) -> socket.socket:
-    """A plain socket to the server, by turns of either kind."""
+    """Connect a plain socket to the server, alternating between both kinds."""
     loop = asyncio.get_running_loop()
     unix, tcp = server.urls
     if number % 2:
@@ -164,7 +164,7 @@ Visit = Callable[[int], Awaitable[None]]
 
 
 async def storm(visit: Visit, times: int = STORM) -> None:
-    """Many visits, some at once."""
+    """Make many visits, some at once."""
     numbers = iter(range(times))
 
     async def visits() -> None:
@@ -176,7 +176,7 @@ async def storm(visit: Visit, times: int = STORM) -> None:
             tasks.create_task(visits(), name=f"visitor {number}")
 
 
-# What each says, and how it leaves.
+# What each client sends, and how it disconnects.
 VISITS = [
     ("nothing", "close"), ("nothing", "reset"), ("half a head", "close"), ("half a head", "reset"),
     ("half a head", "half-close"), ("half a body", "reset"), ("a request", "reset"),
@@ -185,8 +185,10 @@ VISITS = [
 ]  # fmt: skip
 
 
-def words(server: ProcessServer, remote: RemoteWorkspace, says: str, client_id: str) -> bytes:
-    match says:
+def request_bytes(
+    server: ProcessServer, remote: RemoteWorkspace, sends: str, client_id: str
+) -> bytes:
+    match sends:
         case "nothing":
             return b""
         case "half a head":
@@ -201,34 +203,36 @@ def words(server: ProcessServer, remote: RemoteWorkspace, says: str, client_id: 
             return head(server, "GET", "/v1/health")
 
 
-@pytest.mark.parametrize(("says", "leave"), VISITS)
-async def test_a_thousand_who_come_and_leave_are_forgotten_and_nobody_else_notices(
-    folder: Path, says: str, leave: str
+@pytest.mark.parametrize(("sends", "leave"), VISITS)
+async def test_thousand_short_connections_leak_nothing_and_disturb_no_client(
+    folder: Path, sends: str, leave: str
 ) -> None:
     loop = asyncio.get_running_loop()
-    ids = [Ids(number).client() for number in range(AT_ONCE)]  # The same ones, again and again.
+    ids = [Ids(number).client() for number in range(AT_ONCE)]  # Reused by many connections.
     async with open_served(folder) as (server, client):
         remote = await client.open_workspace(make_directory(folder))
 
         async def visit(number: int) -> None:
             sock = await connect(server, number)
             try:
-                await loop.sock_sendall(sock, words(server, remote, says, ids[number % AT_ONCE]))
-                if says == "an attach":
+                await loop.sock_sendall(
+                    sock, request_bytes(server, remote, sends, ids[number % AT_ONCE])
+                )
+                if sends == "an attach":
                     assert (await loop.sock_recv(sock, 4096)).startswith(b"HTTP/1.1 200")
                 if leave == "half-close":
                     sock.shutdown(socket.SHUT_WR)
                     while await loop.sock_recv(sock, 4096):
                         pass  # Until the server has closed, too.
             except ConnectionError:
-                pass  # It was turned away while it spoke.
+                pass  # It was refused while it was sending.
             finally:
                 (reset if leave == "reset" else socket.socket.close)(sock)
 
         async with open_mirror(remote) as follower:
             await follower.connected()
             cold = load_of(server)
-            await storm(visit, 2 * AT_ONCE)  # What is made once and kept is there from here on.
+            await storm(visit, 2 * AT_ONCE)  # Warm-up: allocate what is kept.
             start = await settled(server, cold)
             async with others_are_served(server):
                 await storm(visit)
@@ -236,17 +240,17 @@ async def test_a_thousand_who_come_and_leave_are_forgotten_and_nobody_else_notic
             async with asyncio.timeout(WAIT_S):
                 await follower.until(lambda mirror: mark.id in mirror.sessions)
             await assert_back_at(server, start)
-        assert not any("Traceback" in line for line in server.errors), server.said()
+        assert not any("Traceback" in line for line in server.errors), server.output()
 
 
 @asynccontextmanager
 async def held(
     count: int, server: ProcessServer, data: Callable[[int], bytes], *, attached: bool = True
 ) -> AsyncGenerator[list[socket.socket]]:
-    """So many connections, each of which has said its piece and stays."""
+    """Keep so many connections open, each of which has sent its data."""
     socks: list[socket.socket] = []
 
-    async def come(number: int) -> None:
+    async def join(number: int) -> None:
         sock = await connect(server, number)
         socks.append(sock)
         await asyncio.get_running_loop().sock_sendall(sock, data(number))
@@ -254,7 +258,7 @@ async def held(
             assert b" 200 OK" in await read_until(sock, b"\r\n\r\n")
 
     try:
-        await storm(come, count)
+        await storm(join, count)
         yield socks
     finally:
         for sock in socks:
@@ -262,7 +266,7 @@ async def held(
 
 
 async def read_until(sock: socket.socket, marker: bytes) -> bytes:
-    """Read until `marker` has come; returns what came last."""
+    """Read until `marker` has arrived; return the last data."""
     loop, seen = asyncio.get_running_loop(), b""
     while marker not in seen:
         data = await loop.sock_recv(sock, 1 << 16)
@@ -271,7 +275,7 @@ async def read_until(sock: socket.socket, marker: bytes) -> bytes:
     return seen
 
 
-async def test_a_thousand_streams_all_hear_and_cost_a_bounded_memory_which_comes_back(
+async def test_thousand_streams_all_receive_events_within_bounded_memory(
     folder: Path,
 ) -> None:
     async with open_served(folder) as (server, client):
@@ -279,11 +283,11 @@ async def test_a_thousand_streams_all_hear_and_cost_a_bounded_memory_which_comes
         ids = [Ids(number).client() for number in range(STORM // 2)]  # With two streams each.
 
         def attach(number: int) -> bytes:
-            return words(server, remote, "an attach", ids[number % len(ids)])
+            return request_bytes(server, remote, "an attach", ids[number % len(ids)])
 
         cold = load_of(server)
         async with held(STORM, server, attach):
-            pass  # What is made once and kept is there from here on.
+            pass  # Warm-up: allocate what is kept.
         start = await settled(server, cold)
         async with held(STORM, server, attach) as socks:
             async with others_are_served(server), asyncio.timeout(STORM_S):
@@ -297,7 +301,7 @@ async def test_a_thousand_streams_all_hear_and_cost_a_bounded_memory_which_comes
         await assert_back_at(server, start)
 
 
-async def test_connections_that_stay_silent_are_closed_by_the_servers_own_deadline(
+async def test_silent_connections_are_closed_by_the_servers_deadline(
     folder: Path,
 ) -> None:
     async with open_served(folder) as (server, client):
@@ -309,7 +313,7 @@ async def test_connections_that_stay_silent_are_closed_by_the_servers_own_deadli
 
         cold = load_of(server)
         async with held(STORM, server, half, attached=False):
-            await at_peak(server, cold)  # Memory that is kept once it was needed is there now.
+            await at_peak(server, cold)  # Warm-up: allocate what is kept.
         start = await settled(server, cold)
         async with held(STORM, server, half, attached=False) as socks, others_are_served(server):
             peak = await at_peak(server, start)
@@ -322,33 +326,33 @@ async def test_connections_that_stay_silent_are_closed_by_the_servers_own_deadli
         await assert_back_at(server, start)
 
 
-async def test_readers_that_never_read_cost_a_bounded_memory_and_hold_nobody_up(
+async def test_streams_that_never_read_use_bounded_memory_and_delay_no_client(
     folder: Path,
 ) -> None:
     async with open_served(folder) as (server, client):
         remote = await client.open_workspace(make_directory(folder))
-        sleepers = 20
+        readers = 20
 
         def attach(number: int) -> bytes:
-            return words(server, remote, "an attach", Ids(number).client())
+            return request_bytes(server, remote, "an attach", Ids(number).client())
 
         for number in range(50):
             await remote.create_session(f"{number} " + "x" * 9_000)
         start = load_of(server)
-        async with held(sleepers, server, attach), open_mirror(remote) as follower:
+        async with held(readers, server, attach), open_mirror(remote) as follower:
             await follower.connected()
             for number in range(1000):
                 await remote.create_session(f"{number} " + "x" * 9_000)
             mark = await remote.create_session("the last one")
             async with asyncio.timeout(RESUME_S):
                 await follower.until(lambda mirror: mark.id in mirror.sessions)
-            # A buffer of 1 MiB, a page and an event beyond it for each, not the 9 MB told.
-            assert load_of(server).rss - start.rss < sleepers * (4 << 20)
+            # A buffer of 1 MiB, a page and an event more for each, not the 9 MB published.
+            assert load_of(server).rss - start.rss < readers * (4 << 20)
             await client.health()
         await assert_back_at(server, replace(start, rss=start.rss + PAGES_BYTES))
 
 
-async def test_a_body_that_would_unpack_to_256_mib_is_refused_while_others_are_served(
+async def test_compressed_body_of_256_mib_is_refused_while_others_are_served(
     folder: Path,
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -365,7 +369,7 @@ async def test_a_body_that_would_unpack_to_256_mib_is_refused_while_others_are_s
                         sock, head(server, "POST", remote.path(rest), *fields) + bomb
                     )
                     answer = await loop.sock_recv(sock, 4096)
-                    # The packed bytes are all it looks at: no text, or too many of them.
+                    # It reads only the packed bytes: not JSON, or too many.
                     assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 413")), answer
                 assert load_of(server).rss - start.rss < (16 << 20)
             await client.health()

@@ -1,4 +1,4 @@
-"""The suite itself: readable failures, and nothing left behind, however it ends."""
+"""The suite itself: readable failures, and nothing left behind at any end."""
 
 import os
 import re
@@ -25,7 +25,7 @@ async def main():
 def test_nested():
     asyncio.run(main())
 """
-# Starts a process that nobody waits for, outside of its session, and leaves a file.
+# Starts a process outside of its session without waiting for it, and leaves a file.
 LEAVING = """
 import os, pathlib, subprocess, tempfile
 

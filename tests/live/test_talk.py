@@ -1,4 +1,4 @@
-"""`culm` without a command: a person at a real terminal talks, answers, stops and leaves."""
+"""`culm` without a command: an interactive session at a real terminal."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import pytest
 from examples.recording.screen import Screen
 from examples.recording.tape import Keys, Step, play
 
-from tests.live.found import pid_at
+from tests.live.machine import pid_at
 from tests.support import contract
 
 COLUMNS, ROWS = 60, 40
@@ -42,8 +42,8 @@ def talk(
     env: Mapping[str, str] | None = None,
     on_seen: Callable[[str], None] = lambda seen: None,
 ) -> list[str]:
-    """Everything that was on the screen, when it is over; then how it ended, and the terminal."""
-    # The shell in between must not end by an interrupt that is for culm.
+    """Return all lines of the screen at the end, with the exit status and the terminal modes."""
+    # The shell in between must survive an interrupt that is meant for culm.
     ends = f"trap : INT; {CULM}; echo ended $?; stty -a | grep -o -e '-*icanon' -e ' -*echo '"
     screen = Screen(columns, ROWS)
     around = {**environ_of(folder), **(env or {})}
@@ -58,7 +58,7 @@ def typed(after: str, text: str) -> Keys:
 
 
 @contract("CLI-7")
-def test_a_person_talks_with_files_and_commands_answers_in_place_and_leaves(
+def test_interactive_session_handles_files_commands_and_permission(
     folder: Path, project: Path
 ) -> None:
     lines = talk(
@@ -66,11 +66,11 @@ def test_a_person_talks_with_files_and_commands_answers_in_place_and_leaves(
         project,
         typed("›", "read @plums.txt\r"),
         typed("Plums are blue.\n```\n›", "!echo mine; exit 3\r"),
-        typed("mine\n(it ended with 3)\n›", "run `touch made`\r"),
+        typed("mine\n(exit status 3)\n›", "run `touch made`\r"),
         typed("[n]o:", "y\r"),
         typed("(no output)\n```\n›", "/sessions\r"),
         typed("Read plums.txt\n›", "/nonsense\r"),
-        typed("there is no such command; /help says what there is\n›", "\x04"),
+        typed("unknown command; /help lists the commands\n›", "\x04"),
     )
     assert (project / "made").exists()
     assert lines[-4:-1] == ["ended 0", "icanon", " echo"]
@@ -81,7 +81,7 @@ def test_a_person_talks_with_files_and_commands_answers_in_place_and_leaves(
 
 @contract("CLI-7")
 @pytest.mark.parametrize("key", ["\x1b", "\x03"])
-def test_escape_or_an_interrupt_stops_what_runs_and_the_next_prompt_is_there(
+def test_escape_or_ctrl_c_cancels_the_run_and_shows_the_next_prompt(
     folder: Path, project: Path, key: str
 ) -> None:
     lines = talk(
@@ -89,15 +89,15 @@ def test_escape_or_an_interrupt_stops_what_runs_and_the_next_prompt_is_there(
         project,
         typed("›", "run `sleep 77`\r"),
         typed("· bash sleep 77", key),
-        typed("culm: cancelled\n›", "\x03"),
-        typed("(Ctrl-D leaves)\n›", "/quit\r"),
+        typed("culm: canceled\n›", "\x03"),
+        typed("(press Ctrl-D to leave)\n›", "/quit\r"),
     )
-    assert "(cancelling; once more to leave at once)" in lines
+    assert "(canceling; interrupt again to exit at once)" in lines
     assert lines[-4:-1] == ["ended 0", "icanon", " echo"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_server_that_went_between_two_prompts_is_started_by_the_next(
+def test_server_gone_between_two_prompts_is_restarted_by_the_next(
     folder: Path, project: Path, number: signal.Signals
 ) -> None:
     ended: list[int] = []
@@ -119,7 +119,7 @@ def test_a_server_that_went_between_two_prompts_is_started_by_the_next(
     assert lines[-4:-1] == ["ended 0", "icanon", " echo"]
 
 
-def test_where_only_ascii_is_known_it_talks_in_ascii(folder: Path, project: Path) -> None:
+def test_ascii_terminal_gets_ascii_output(folder: Path, project: Path) -> None:
     lines = talk(
         folder,
         project,
@@ -130,35 +130,35 @@ def test_where_only_ascii_is_known_it_talks_in_ascii(folder: Path, project: Path
     assert lines[-4] == "ended 0"
 
 
-def test_who_stops_it_and_goes_on_is_heard_again(folder: Path, project: Path) -> None:
+def test_session_resumed_after_ctrl_z_accepts_keys(folder: Path, project: Path) -> None:
     keys = (
         typed("sh>", f"{CULM}; echo ended $?\r"),
         typed("›", "run `sleep 77`\r"),
         typed("· bash sleep 77", "\x1a"),
         typed("Stopped", "stty -a | grep -o -e '-*icanon'; fg\r"),
         typed("· bash sleep 77", "\x1b"),
-        typed("culm: cancelled\n›", "/quit\r"),
+        typed("culm: canceled\n›", "/quit\r"),
         typed("sh>", "exit\r"),
     )
     around = {**environ_of(folder), "PS1": "sh>"}
     shell = Step("bash --norc --noprofile -i", keys)
     beats = list(play([shell], project, around, COLUMNS, ROWS))
-    assert b"(cancelling; once more to leave at once)" in b"".join(beat.data for beat in beats)
+    assert b"(canceling; interrupt again to exit at once)" in b"".join(beat.data for beat in beats)
 
 
-def test_lines_that_are_pasted_are_one_prompt(folder: Path, project: Path) -> None:
+def test_pasted_lines_are_one_prompt(folder: Path, project: Path) -> None:
     keys = (
         typed("›", "\x1b[200~list\nthe files\n!touch made\x1b[201~"),
         typed("!touch made", "\r"),
         typed("plums.txt\n```\n›", "/quit\r"),
     )
     beats = list(play([Step(CULM, keys)], project, environ_of(folder), COLUMNS, ROWS))
-    # A terminal brackets what is pasted only if it is told to.
+    # A terminal brackets pasted text only if this is enabled.
     assert b"\x1b[?2004h" in b"".join(beat.data for beat in beats)
     assert not (project / "made").exists()
 
 
-def test_at_forty_columns_nothing_is_lost(folder: Path, project: Path) -> None:
+def test_output_at_forty_columns_is_complete(folder: Path, project: Path) -> None:
     lines = talk(
         folder,
         project,
@@ -170,7 +170,7 @@ def test_at_forty_columns_nothing_is_lost(folder: Path, project: Path) -> None:
     assert lines[-4] == "ended 0"
 
 
-def test_without_a_terminal_it_says_how_it_is_used(folder: Path, project: Path) -> None:
+def test_without_a_terminal_the_usage_is_printed(folder: Path, project: Path) -> None:
     import subprocess
 
     done = subprocess.run(

@@ -10,7 +10,7 @@ from tests.certificates import make_certificate
 from tests.live.harness import START_S, make_directory, open_process_server, run_process, run_serve
 from tests.support import contract
 
-# What a user's program would be: the certificate is trusted by the environment, not by a flag.
+# As in a user's program: the certificate is trusted by the environment, not by an option.
 CLIENT = """
 import asyncio, sys
 from culm.client.http import open_client
@@ -30,7 +30,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @contract("EXC-21")
-async def test_with_a_certificate_clients_connect_by_https_and_plain_http_gets_nothing(
+async def test_with_a_certificate_https_is_served_and_plain_http_is_refused(
     folder: Path,
 ) -> None:
     cert, key = await make_certificate(folder, "IP:127.0.0.1", START_S)
@@ -57,7 +57,7 @@ async def test_with_a_certificate_clients_connect_by_https_and_plain_http_gets_n
         assert (client.status, client.stdout) == (0, "mirrored over TLS"), client.stderr
 
 
-async def test_a_certificate_without_its_key_is_refused(folder: Path) -> None:
+async def test_certificate_without_its_key_is_refused(folder: Path) -> None:
     cert, key = await make_certificate(folder, "IP:127.0.0.1", START_S)
     for args in (("--tls-cert", str(cert)), ("--tls-key", str(key))):
         ended = await run_serve(folder, "--host", "tcp://127.0.0.1:0", *args)
@@ -65,7 +65,7 @@ async def test_a_certificate_without_its_key_is_refused(folder: Path) -> None:
         assert "--tls-cert and --tls-key go together" in ended.stderr
 
 
-async def test_a_certificate_that_cannot_be_read_is_refused_in_words(folder: Path) -> None:
+async def test_unreadable_certificate_is_refused_with_the_reason(folder: Path) -> None:
     cert, key = await make_certificate(folder, "IP:127.0.0.1", START_S)
     cert.write_text("not a certificate")
     tls = ("--tls-cert", str(cert), "--tls-key", str(key))

@@ -1,4 +1,4 @@
-"""Real tools of a real server, and `kill -9`: nothing is left running, and the record is true."""
+"""Real tools of a real server, and `kill -9`: no process is left, and results are correct."""
 
 import asyncio
 import os
@@ -18,25 +18,25 @@ from culm.run.rules import interrupted_call_text
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, ScriptedCall
 from culm.tools.bash import LEFT_HINT
-from culm.tools.process.exit_text import exit_text
 from culm.tools.process.output import FILE_BYTES_MAX
+from culm.tools.process.running import exit_text
 from culm.wire.agent import Prompt
 from culm.wire.asks import Ask, PermissionGrant, PermissionRef, PermissionRequest, Resolved
 from culm.wire.codec import Json
 from culm.wire.messages import ToolResult, ToolResultPart
-from culm.wire.processes import Process
+from culm.wire.workspaces import Process
 from tests.live.harness import RESUME_S, ProcessServer, make_directory
-from tests.live.run_drive import Watch, open_agent, open_watch, outcomes, questions, script
+from tests.live.run_harness import Watch, open_agent, open_watch, outcomes, questions, script
+from tests.processes.process_harness import is_alive, wait_until_gone
 from tests.processes.test_escapes import DAEMON, parent_of
-from tests.processes.yard import gone, is_alive
 from tests.support import contract
 
-# Each has a child of its own, which leaves its session and does not hear SIGTERM.
+# Each has a child that leaves its session and ignores SIGTERM.
 ESCAPING = "setsid sh -c 'trap \"\" TERM; sleep 100' & "
 JOB = {"command": f"{ESCAPING} echo job; sleep 100", "run_in_background": True}
 CALL = {"command": f"{ESCAPING} echo call; sleep 100"}
-DEAF = f"trap '' TERM; python3 -c '{DAEMON}' > daemon; while :; do sleep 100; done"
-GROWTH_BYTES_MAX = FILE_BYTES_MAX // 2  # Not even what the file keeps is in memory.
+UNKILLABLE = f"trap '' TERM; python3 -c '{DAEMON}' > daemon; while :; do sleep 100; done"
+GROWTH_BYTES_MAX = FILE_BYTES_MAX // 2  # Not even the part that the file keeps is in memory.
 
 
 def bash(call_id: str, /, **arguments: Json) -> ScriptedCall:
@@ -44,8 +44,8 @@ def bash(call_id: str, /, **arguments: Json) -> ScriptedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """A client at a server, with one session."""
+class ToolsHarness:
+    """A client of a server, with one session."""
 
     server: ProcessServer
     remote: RemoteWorkspace
@@ -59,14 +59,14 @@ class Desk:
     async def end(self, run_id: str) -> None:
         """Wait for a good end of a run."""
         await self.watch.until_complete(run_id, wait_s=RESUME_S)
-        said = [(one.run_id, one.error) for one in self.watch.completes()]
-        assert said == [(run_id, "")], self.server.said()
+        errors = [(one.run_id, one.error) for one in self.watch.completes()]
+        assert errors == [(run_id, "")], self.server.output()
 
     async def processes(self) -> list[Process]:
         return await self.remote.client.ask("GET", self.remote.path("/processes"), list[Process])
 
     async def running(self, wanted: Mapping[str, int]) -> dict[str, Process]:
-        """Wait until each of these calls has so many processes; returns them by call."""
+        """Wait until each of these calls has so many processes; return them by call."""
         async with asyncio.timeout(RESUME_S):
             while True:
                 found = {process.tool_call_id: process for process in await self.processes()}
@@ -79,7 +79,7 @@ class Desk:
         return await self.remote.client.ask("GET", path, list[Ask[PermissionRequest]])
 
     async def results(self) -> dict[str, ToolResult]:
-        """What each call came to, by its id; each has one."""
+        """Return the result of each call by its id, and assert that there is only one."""
         messages = await self.remote.messages(self.session_id)
         found = [p.data for m in messages for p in m.parts if isinstance(p, ToolResultPart)]
         by_id = {result.tool_call_id: result for result in found}
@@ -88,18 +88,18 @@ class Desk:
 
 
 @asynccontextmanager
-async def open_desk(
+async def open_tools_harness(
     folder: Path, model: ModelServer, session_id: SessionId | None = None, cursor: str = ""
-) -> AsyncGenerator[Desk]:
+) -> AsyncGenerator[ToolsHarness]:
     async with open_agent(folder, model) as (server, client):
         remote = await client.open_workspace(make_directory(folder))
         session_id = session_id or (await remote.create_session("s")).id
         async with open_watch(remote, cursor) as watch:
-            yield Desk(server, remote, session_id, watch)
+            yield ToolsHarness(server, remote, session_id, watch)
 
 
 def all_pids(*processes: Process) -> set[int]:
-    """What runs, and who watches it: the warden of each, and the keeper of all."""
+    """Return the pids of processes, of their shims and of the supervisor."""
     watching = {parent_of(process.pid) for process in processes}
     return watching | set(map(parent_of, watching)) | {p for one in processes for p in one.pids}
 
@@ -113,21 +113,21 @@ async def number_in(file: Path) -> int:
 
 
 @contract("EXC-9")
-async def test_what_tools_had_started_ends_with_a_killed_server_and_the_record_says_so(
+async def test_commands_of_a_killed_server_end_and_are_recorded_as_interrupted(
     folder: Path,
 ) -> None:
     play = script(Reply(calls=[bash("job", **JOB), bash("call", **CALL)]), Reply(text="I see."))
     async with open_model_server(play) as model:
-        async with open_desk(folder, model) as desk:
-            await desk.prompt("killed")
-            found = await desk.running({"job": 4, "call": 4})
+        async with open_tools_harness(folder, model) as harness:
+            await harness.prompt("killed")
+            found = await harness.running({"job": 4, "call": 4})
             assert {one.kind for one in found.values()} == {"job", "call"}
             pids = all_pids(*found.values())
             assert len(pids) == 4 + 4 + 2 + 1
-            await desk.server.kill()
-            await gone(*pids)
+            await harness.server.kill()
+            await wait_until_gone(*pids)
 
-        async with open_desk(folder, model, desk.session_id) as again:
+        async with open_tools_harness(folder, model, harness.session_id) as again:
             assert await outcomes(again.remote, ["killed"]) == ["interrupted"]
             assert await again.processes() == []
             await again.prompt("next")
@@ -142,7 +142,7 @@ async def test_what_tools_had_started_ends_with_a_killed_server_and_the_record_s
         assert read == {name: result.content for name, result in results.items()}
 
 
-async def test_a_killed_keeper_costs_what_it_held_and_nothing_else(folder: Path) -> None:
+async def test_killed_supervisor_loses_only_its_running_commands(folder: Path) -> None:
     after = [
         ScriptedCall(name="job_output", id="output", input={"shell_id": "job-1", "wait": True}),
         bash("next", command="echo on"),
@@ -152,16 +152,16 @@ async def test_a_killed_keeper_costs_what_it_held_and_nothing_else(folder: Path)
         Reply(calls=after),
         Reply(text="I see."),
     )
-    async with open_model_server(play) as model, open_desk(folder, model) as desk:
-        await desk.prompt("run")
-        found = await desk.running({"job": 4, "call": 4})
+    async with open_model_server(play) as model, open_tools_harness(folder, model) as harness:
+        await harness.prompt("run")
+        found = await harness.running({"job": 4, "call": 4})
         pids = all_pids(*found.values())
         os.kill(parent_of(parent_of(found["call"].pid)), signal.SIGKILL)
-        await desk.end("run")
-        await gone(*pids)
-        assert await outcomes(desk.remote, ["run"]) == ["end_turn"]
-        assert await desk.processes() == []
-        results = await desk.results()
+        await harness.end("run")
+        await wait_until_gone(*pids)
+        assert await outcomes(harness.remote, ["run"]) == ["end_turn"]
+        assert await harness.processes() == []
+        results = await harness.results()
     lost = exit_text(ProcessExit(None, lost=True))
     assert "died" in lost
     assert [results[name].content.endswith(lost) for name in ("call", "output")] == [True, True]
@@ -169,23 +169,23 @@ async def test_a_killed_keeper_costs_what_it_held_and_nothing_else(folder: Path)
     assert [results[name].is_error for name in ("job", "call", "next")] == [False, True, False]
 
 
-async def test_the_result_of_a_killed_command_names_the_signal(folder: Path) -> None:
+async def test_result_of_a_killed_command_names_the_signal(folder: Path) -> None:
     play = script(Reply(calls=[bash("call", command="echo up; sleep 100")]), Reply(text="I see."))
-    async with open_model_server(play) as model, open_desk(folder, model) as desk:
-        await desk.prompt("run")
-        (process,) = (await desk.running({"call": 2})).values()
+    async with open_model_server(play) as model, open_tools_harness(folder, model) as harness:
+        await harness.prompt("run")
+        (process,) = (await harness.running({"call": 2})).values()
         os.kill(process.pid, signal.SIGKILL)
-        await desk.end("run")
-        await gone(*process.pids)
-        (result,) = (await desk.results()).values()
-    words = f"up\n{exit_text(ProcessExit(None, signal.SIGKILL, swept=1))}\n{LEFT_HINT}"
-    assert "SIGKILL" in words
-    assert (result.content, result.is_error) == (words, False)
+        await harness.end("run")
+        await wait_until_gone(*process.pids)
+        (result,) = (await harness.results()).values()
+    text = f"up\n{exit_text(ProcessExit(None, signal.SIGKILL, swept=1))}\n{LEFT_HINT}"
+    assert "SIGKILL" in text
+    assert (result.content, result.is_error) == (text, False)
 
 
 @contract("EXC-5", "EXC-9", "EXC-16")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
-async def test_what_was_asked_before_the_server_ended_is_answered_after_by_another_and_done_once(
+async def test_ask_open_at_a_server_end_is_answered_later_and_done_once(
     folder: Path, number: signal.Signals
 ) -> None:
     job = bash("job", command="sleep 100", run_in_background=True)
@@ -193,24 +193,26 @@ async def test_what_was_asked_before_the_server_ended_is_answered_after_by_anoth
     play = script(Reply(calls=[job, call]), Reply(text="So."))
     effects = make_directory(folder) / "effects"
     async with open_model_server(play) as model:
-        async with open_desk(folder, model) as desk:
-            start = (await desk.remote.snapshot()).cursor
-            await desk.prompt(
+        async with open_tools_harness(folder, model) as harness:
+            start = (await harness.remote.snapshot()).cursor
+            await harness.prompt(
                 "waiting", [{"tool": "bash", "command": "sleep *", "decision": "allow"}]
             )
-            await desk.watch.until(lambda: "ask_changed" in [t.type for t in desk.watch.told])
-            (asked,) = await desk.asks()
-            (running,) = await desk.processes()
+            await harness.watch.until(
+                lambda: "ask_changed" in [t.type for t in harness.watch.events]
+            )
+            (asked,) = await harness.asks()
+            (running,) = await harness.processes()
             pids = all_pids(running)
-            await desk.server.end(number)
-            await gone(*pids)
+            await harness.server.end(number)
+            await wait_until_gone(*pids)
         assert not effects.exists()
 
-        async with open_desk(folder, model, desk.session_id, start) as again:
+        async with open_tools_harness(folder, model, harness.session_id, start) as again:
             (listed,) = await again.asks()
             assert listed == asked
             by = again.remote.client.id
-            assert by != desk.remote.client.id
+            assert by != harness.remote.client.id
             path = again.remote.path(f"/permissions/grant?client_id={by}")
             grant = PermissionGrant(PermissionRef(asked.request.id), "allow", asked.digest)
             answers = [
@@ -229,46 +231,46 @@ async def test_what_was_asked_before_the_server_ended_is_answered_after_by_anoth
         assert (results["call"].content, results["call"].is_error) == ("(no output)", False)
 
 
-async def test_a_cancel_ends_what_does_not_want_to_end_and_what_got_away(folder: Path) -> None:
-    play = script(Reply(calls=[bash("call", command=DEAF)]))
-    async with open_model_server(play) as model, open_desk(folder, model) as desk:
-        await desk.prompt("run")
+async def test_cancel_ends_commands_that_ignore_sigterm_or_daemonize(folder: Path) -> None:
+    play = script(Reply(calls=[bash("call", command=UNKILLABLE)]))
+    async with open_model_server(play) as model, open_tools_harness(folder, model) as harness:
+        await harness.prompt("run")
         daemon = await number_in(make_directory(folder) / "daemon")
-        (process,) = (await desk.running({"call": 3})).values()
+        (process,) = (await harness.running({"call": 3})).values()
         assert daemon in process.pids
         assert (process.kind, process.session_id, process.run_id) == (
-            "call", desk.session_id, "run",
+            "call", harness.session_id, "run",
         )  # fmt: skip
-        assert process.command == DEAF
+        assert process.command == UNKILLABLE
         assert process.age_s > 0
         assert process.rss_bytes > 1 << 20
-        await desk.remote.cancel(desk.session_id)
-        await desk.watch.until_complete("run", wait_s=RESUME_S)
+        await harness.remote.cancel(harness.session_id)
+        await harness.watch.until_complete("run", wait_s=RESUME_S)
         assert [pid for pid in process.pids if is_alive(pid)] == []
-        assert await desk.processes() == []
-        assert await outcomes(desk.remote, ["run"]) == ["canceled"]
+        assert await harness.processes() == []
+        assert await outcomes(harness.remote, ["run"]) == ["canceled"]
 
 
 def memory_bytes(pid: int, field: str) -> int:
-    """A size from what the system says of a process."""
+    """Return a size from the status of a process."""
     found = re.search(rf"^{field}:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M)
     assert found is not None
     return int(found[1]) << 10
 
 
-async def test_a_gigabyte_of_output_costs_the_server_little_memory_and_is_kept_in_a_file(
+async def test_gigabyte_of_output_uses_little_memory_and_is_kept_in_a_file(
     folder: Path,
 ) -> None:
     block = "b'y\\n' * (1 << 19)"
     flood = f'python3 -c "import os; [os.write(1, {block}) for _ in range(1 << 10)]"; echo end'
     play = script(Reply(calls=[bash("call", command=flood)]), Reply(text="So."))
-    async with open_model_server(play) as model, open_desk(folder, model) as desk:
-        pid = desk.server.process.pid
+    async with open_model_server(play) as model, open_tools_harness(folder, model) as harness:
+        pid = harness.server.process.pid
         before = memory_bytes(pid, "VmRSS")
-        await desk.prompt("run")
-        await desk.end("run")
+        await harness.prompt("run")
+        await harness.end("run")
         assert memory_bytes(pid, "VmHWM") - before < GROWTH_BYTES_MAX
-        (result,) = (await desk.results()).values()
+        (result,) = (await harness.results()).values()
         assert result.content.endswith("y\nend")
         assert len(result.content) < 40_000
         named = re.search(

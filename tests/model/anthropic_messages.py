@@ -1,4 +1,4 @@
-"""A conversation in our words, and the same in Anthropic's."""
+"""Messages in our format and in Anthropic's format."""
 
 import json
 
@@ -22,7 +22,9 @@ from culm.wire.messages import (
 from tests.model.anthropic_shapes import INFO, MODEL
 
 
-def said(role: Role, *parts: Part | str, model: str = MODEL, provider: str = "acme") -> Message:
+def make_message(
+    role: Role, *parts: Part | str, model: str = MODEL, provider: str = "acme"
+) -> Message:
     made: list[Part] = [TextPart(Text(p)) if isinstance(p, str) else p for p in parts]
     return Message(MessageId("m"), role, SessionId("s"), made, model, provider)
 
@@ -35,16 +37,16 @@ def result(call_id: str, content: str = "ok", *, is_error: bool = False) -> Tool
     return ToolResultPart(ToolResult(call_id, "ls", content, is_error=is_error))
 
 
-def used(call_id: str, name: str = "ls", **arguments: Json) -> Json:
+def tool_use_block(call_id: str, name: str = "ls", **arguments: Json) -> Json:
     return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
-def answered(call_id: str, text: str = "ok", **more: Json) -> Json:
+def tool_result_block(call_id: str, text: str = "ok", **more: Json) -> Json:
     content = [{"type": "text", "text": text}]
     return {"type": "tool_result", "tool_use_id": call_id, "content": content, **more}
 
 
-def words(text: str) -> Json:
+def text_block(text: str) -> Json:
     return {"type": "text", "text": text}
 
 
@@ -55,8 +57,8 @@ def body(*messages: Message, info: ModelInfo = INFO, **settings: Json) -> dict[s
     )
 
 
-def told(*messages: Message, info: ModelInfo = INFO) -> list[Json]:
-    """The messages, without the marks of caches."""
+def sent_messages(*messages: Message, info: ModelInfo = INFO) -> list[Json]:
+    """Return the messages of the request body without cache marks."""
     found: list[Json] = body(*messages, info=info)["messages"]
     for block in [block for message in found for block in message["content"]]:
         block.pop("cache_control", None)

@@ -1,4 +1,4 @@
-"""Anthropic's rules for a request, written down a second time: what it would refuse."""
+"""An independent check of Anthropic's rules for a request."""
 
 import json
 import re
@@ -10,7 +10,7 @@ NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 
 def faults(body: dict[str, Json], *, sees_images: bool) -> list[str]:
-    """What Anthropic would refuse."""
+    """Return the violations for which Anthropic would refuse the request."""
     messages: list[Json] = body["messages"]
     roles = [message["role"] for message in messages]
     found = [] if roles == (["user", "assistant"] * len(roles))[: len(roles)] else ["no turns"]

@@ -1,4 +1,4 @@
-"""Anthropic's stream in bytes, and the adapter that reads it, over a real socket."""
+"""Anthropic's stream events as bytes, and its adapter over a real socket."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -20,7 +20,7 @@ INFO = ModelInfo(id=MODEL, supports_attachments=True, can_reason=True)
 
 
 def event(kind: str, **fields: Json) -> bytes:
-    """One event, named twice as they do."""
+    """Encode one event, with its type in both lines like Anthropic."""
     body = json.dumps({"type": kind, **fields}, ensure_ascii=False)
     return f"event: {kind}\ndata: {body}\n\n".encode()
 

@@ -1,4 +1,4 @@
-"""A provider that sends exactly the bytes it is told to, over a real socket."""
+"""A provider that sends exactly the given bytes over a real socket."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ import pytest
 
 from culm.errors import ModelFailed
 from culm.model.base import LanguageModel, ModelEvent, ModelRequest, ModelSetup, ProviderAccess
-from culm.model.lines import LineSplitter
+from culm.model.http import LineSplitter
 from culm.model.openai.model import OpenAiModel
 from culm.model.streaming import AnswerParser
 from culm.wire.codec import Json
@@ -25,36 +25,36 @@ from tests.support import WAIT_S
 KEY = "sk-very-secret-0123456789"
 REQUEST = ModelRequest("", [], settings=SelectedModel(provider="acme"))
 
-# What follows an answer: the next request, the end, an abrupt end, or nothing at all.
+# The state after an answer: ready for a request, closed, reset, or open and silent.
 Then = Literal["keep", "close", "reset", "hold"]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """Each piece is a write of its own."""
+    """A reply whose pieces are written separately."""
 
     pieces: Sequence[bytes]
     then: Then = "keep"
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedRequest:
     path: str
-    headers: dict[str, str]  # Names in lower case.
+    headers: dict[str, str]  # Names are in lower case.
     body: dict[str, Json]
 
 
 @dataclass
 class Provider:
-    """Gives one reply to each request, in order, whichever connection it comes on."""
+    """Sends one reply for each request, in order, on any connection."""
 
     replies: list[Reply]
     url: str = ""
-    asked: list[Asked] = field(default_factory=list[Asked])
+    requests: list[ReceivedRequest] = field(default_factory=list[ReceivedRequest])
     connections: int = 0
     trickle_s: float = 0.0  # The pause after each piece.
     arrived: asyncio.Event = field(default_factory=asyncio.Event)  # A request was read.
-    left: asyncio.Event = field(default_factory=asyncio.Event)  # A client was seen leaving.
+    left: asyncio.Event = field(default_factory=asyncio.Event)  # A client has disconnected.
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -67,29 +67,29 @@ class Provider:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        self.asked.append(await _read_request(reader))
+        self.requests.append(await _read_request(reader))
         self.arrived.set()
         reply = self.replies.pop(0)
         for piece in reply.pieces:
-            if writer.is_closing():  # uvloop lets nobody write then.
+            if writer.is_closing():  # uvloop does not allow a write then.
                 raise ConnectionResetError
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(self.trickle_s)
         if reply.then == "hold":
-            await reader.readexactly(1)  # Until the client leaves.
+            await reader.readexactly(1)  # Waits until the client leaves.
         if reply.then == "reset":
             raw: socket.socket = writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         return reply.then == "keep"
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Asked:
+async def _read_request(reader: asyncio.StreamReader) -> ReceivedRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     first, *fields = head.strip().split("\r\n")
     headers = {name.lower(): value for name, _, value in (f.partition(": ") for f in fields)}
     body = await reader.readexactly(int(headers["content-length"]))
-    return Asked(first.split(" ")[1], headers, json.loads(body))
+    return ReceivedRequest(first.split(" ")[1], headers, json.loads(body))
 
 
 @asynccontextmanager
@@ -116,7 +116,7 @@ async def open_model(
         yield OpenAiModel(ModelSetup(http, access, info, stall_s, stall_s))
 
 
-# How a test opens the adapter it is about, given the address; takes `stall_s`.
+# Opens the adapter under test for a base URL; accepts `stall_s`.
 Through = Callable[..., AbstractAsyncContextManager[LanguageModel]]
 
 
@@ -125,7 +125,7 @@ async def ask(model: LanguageModel, request: ModelRequest = REQUEST) -> list[Mod
 
 
 async def answer_to(*replies: Reply, through: Through = open_model) -> list[ModelEvent]:
-    """The events of one request to a provider that gives `replies`."""
+    """Return the events of one request to a provider with `replies`."""
     async with open_provider(*replies) as provider, through(provider.url) as model:
         return await ask(model)
 
@@ -142,13 +142,13 @@ async def failure_of(
         return caught.value
 
 
-def read(reading: AnswerParser, chunks: Iterable[bytes]) -> list[ModelEvent | str]:
-    """The events of an answer that arrives in these chunks, and how it failed if it did."""
+def read(parser: AnswerParser, chunks: Iterable[bytes]) -> list[ModelEvent | str]:
+    """Return the events of an answer in these chunks, and the title of its failure."""
     lines, events = LineSplitter(), list[ModelEvent | str]()
     try:
         for chunk in chunks:
-            events.extend(reading.on_lines(lines.feed(chunk)))
-        events.extend(reading.on_end(lines.rest()))
+            events.extend(parser.on_lines(lines.feed(chunk)))
+        events.extend(parser.on_end(lines.rest()))
     except ModelFailed as exc:
         events.append(exc.title)
     return events
@@ -171,7 +171,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def stream(data: bytes, *, end: bytes = END, then: Then = "keep") -> Reply:
-    """A 200 with `data` as its body."""
+    """Return a 200 reply with `data` as its body."""
     return Reply([STREAM_HEAD + chunk(data) + end], then)
 
 

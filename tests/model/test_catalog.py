@@ -1,4 +1,4 @@
-"""The catalogue of well-known models: its data, and what is found in it."""
+"""The catalog of well-known models: its data and lookups."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def by_id(models: tuple[Model, ...]) -> Mapping[str, Model]:
 # --- the data
 
 
-def test_providers_come_in_the_order_of_preference() -> None:
+def test_providers_are_in_order_of_preference() -> None:
     assert list(KNOWN) == [
         "openai",
         "anthropic",
@@ -39,7 +39,7 @@ def test_providers_come_in_the_order_of_preference() -> None:
 
 
 @every_provider
-def test_a_provider_says_all_that_is_needed_to_reach_it(known: KnownProvider) -> None:
+def test_a_provider_has_everything_needed_to_reach_it(known: KnownProvider) -> None:
     prefix = known.id.upper()
     assert known.name
     assert known.type in ("openai", "anthropic", "openrouter", "openai-compat")
@@ -50,25 +50,25 @@ def test_a_provider_says_all_that_is_needed_to_reach_it(known: KnownProvider) ->
 
 
 @every_provider
-def test_a_provider_names_its_source_and_the_month_of_it(known: KnownProvider) -> None:
+def test_a_provider_names_its_source_and_month(known: KnownProvider) -> None:
     assert known.source.startswith("https://")
     assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])", known.date)
 
 
 @every_provider
-def test_a_provider_has_a_few_models_with_names_of_their_own(known: KnownProvider) -> None:
+def test_a_provider_has_a_few_models_with_unique_names(known: KnownProvider) -> None:
     assert 3 <= len(known.models) <= 8
     assert len(by_id(known.models)) == len(known.models)
     assert len({model.name for model in known.models}) == len(known.models)
 
 
 @every_provider
-def test_the_models_to_take_by_default_are_listed(known: KnownProvider) -> None:
+def test_the_default_models_are_listed(known: KnownProvider) -> None:
     assert {known.large, known.small} <= by_id(known.models).keys()
 
 
 @every_model
-def test_a_model_has_a_plausible_window(known: KnownProvider, model: Model) -> None:
+def test_a_model_has_a_plausible_context_window(known: KnownProvider, model: Model) -> None:
     assert 100_000 <= model.context_window <= 2_000_000
     assert 0 < model.default_max_tokens <= model.context_window // 4
 
@@ -86,16 +86,16 @@ def test_a_model_has_plausible_prices_or_none(known: KnownProvider, model: Model
 
 
 @every_model
-def test_only_a_model_that_reasons_has_levels_of_it(known: KnownProvider, model: Model) -> None:
+def test_only_a_model_that_reasons_has_reasoning_levels(known: KnownProvider, model: Model) -> None:
     assert model.can_reason or not model.reasoning_levels
 
 
 @every_model
-def test_every_listed_model_is_found_as_it_is_listed(known: KnownProvider, model: Model) -> None:
+def test_every_listed_model_is_found_unchanged(known: KnownProvider, model: Model) -> None:
     assert find_model(known.id, model.id) == model
 
 
-# --- whose accent
+# --- vendors
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_every_listed_model_is_found_as_it_is_listed(known: KnownProvider, model
         ("", "", ""),
     ],
 )
-def test_the_address_tells_the_vendor_and_only_then_the_name(
+def test_the_vendor_follows_from_the_address_and_then_from_the_name(
     provider_id: str, base_url: str, vendor: str
 ) -> None:
     assert vendor_of(provider_id, base_url) == vendor
@@ -162,9 +162,7 @@ def test_a_model_is_found_without_its_date_or_variant(vendor: str, asked: str, l
         ("mistralai/devstral-2512", "mistral", "devstral-2512"),
     ],
 )
-def test_openrouter_knows_what_the_owner_of_a_model_says_of_it(
-    asked: str, owner: str, listed: str
-) -> None:
+def test_an_openrouter_model_has_the_data_of_its_owner(asked: str, owner: str, listed: str) -> None:
     expected = replace(by_id(KNOWN[owner].models)[listed], id=asked)
     assert find_model("openrouter", asked) == expected
 
@@ -184,7 +182,7 @@ def test_openrouter_knows_what_the_owner_of_a_model_says_of_it(
         ("openai", ""),
     ],
 )
-def test_a_model_nobody_knows_is_not_found(vendor: str, asked: str) -> None:
+def test_an_unknown_model_is_not_found(vendor: str, asked: str) -> None:
     assert find_model(vendor, asked) is None
 
 
@@ -200,7 +198,7 @@ def test_a_free_variant_costs_nothing() -> None:
     )
 
 
-def test_whoever_changes_what_was_handed_out_changes_nothing_for_the_others() -> None:
+def test_changing_a_returned_model_does_not_change_the_catalog() -> None:
     for model in (known_providers()["openai"].models[0], find_model("openai", "gpt-5.4")):
         assert model is not None
         assert isinstance(model.reasoning_levels, list)

@@ -1,4 +1,4 @@
-"""Which model is asked and how it is reached: reasons, defaults, fallbacks, and keys that stay."""
+"""The choice of a model: reasons, defaults, fallbacks, and where keys are sent."""
 
 import asyncio
 from collections.abc import Mapping
@@ -11,10 +11,9 @@ from culm.config.sources import LoadedConfig
 from culm.errors import ModelFailed
 from culm.model.base import LanguageModel, ProviderAccess
 from culm.model.catalog import find_model
-from culm.model.choice import ChosenModel, ModelConfig, Models
+from culm.model.choice import ChosenModel, ModelConfig, Models, layers_of, merged_config, preferred
 from culm.model.dialects import dialect_types
 from culm.model.local_servers import NOTHING, OFFLINE_PROVIDER, FoundProviders, providers_by_key
-from culm.model.merge import layers_of, merged_config, preferred
 from culm.model.scripted import ScriptedModel
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
@@ -29,8 +28,8 @@ TWO = SelectedModel("m2", "two")
 THREE = SelectedModel("m3", "three")
 
 
-class Asked:
-    """Stands for those who make models and run commands."""
+class RecordingFactory:
+    """A model factory and a command runner that record their calls."""
 
     def __init__(self) -> None:
         self.made: list[ChosenModel] = []
@@ -48,19 +47,19 @@ class Asked:
 
 
 def models_of(
-    document: Document, env: Mapping[str, str] = ENV, asked: Asked | None = None
+    document: Document, env: Mapping[str, str] = ENV, factory: RecordingFactory | None = None
 ) -> Models:
-    asked = asked or Asked()
-    return Models(lambda: ModelConfig(document, env), asked.make, asked.run)
+    factory = factory or RecordingFactory()
+    return Models(lambda: ModelConfig(document, env), factory.make, factory.run)
 
 
-def named(selected: SelectedModel) -> Document:
+def selection(selected: SelectedModel) -> Document:
     return {"model": selected.model, "provider": selected.provider}
 
 
-def three(**more: Json) -> Document:
+def three_providers(**more: Json) -> Document:
     providers = {name: {"base_url": "http://h/v1"} for name in ("one", "two", "three")}
-    return {"providers": providers, "models": {"large": named(ONE)}, **more}
+    return {"providers": providers, "models": {"large": selection(ONE)}, **more}
 
 
 # --- reasons
@@ -80,8 +79,7 @@ def three(**more: Json) -> Document:
         ({"type": "offline"}, ""),
         (
             {"type": "klingon"},
-            "nobody here speaks to a provider of type 'klingon'; known are "
-            + ", ".join(dialect_types()),
+            "unknown provider type 'klingon'; known types: " + ", ".join(dialect_types()),
         ),
         ({"base_url": "$NONE/v1"}, "providers.p.base_url: $NONE is not set"),
         ({"base_url": "http://h", "api_key": "$NONE"}, "providers.p.api_key: $NONE is not set"),
@@ -91,7 +89,7 @@ def three(**more: Json) -> Document:
         ),
     ],
 )
-def test_a_provider_that_cannot_be_used_says_why(provider: Document, reason: str) -> None:
+def test_an_unusable_provider_has_a_reason(provider: Document, reason: str) -> None:
     models = models_of({"providers": {"p": provider}})
     assert models.why_not("p", "m") == reason
     if reason:
@@ -99,7 +97,7 @@ def test_a_provider_that_cannot_be_used_says_why(provider: Document, reason: str
             models.get("p", "m")
         failure = caught.value
         assert (failure.title, failure.message) == ("Model not available", reason)
-        assert failure.hint == "culm models shows what can be used, and why"
+        assert failure.hint == "culm models lists the usable models"
     else:
         assert models.get("p", "m").provider_id == "p"
 
@@ -113,11 +111,13 @@ def test_a_provider_that_cannot_be_used_says_why(provider: Document, reason: str
         (("p", ""), "no model of provider 'p' is selected"),
     ],
 )
-def test_a_model_that_nobody_has_says_what_to_do(name: tuple[str, str], reason: str) -> None:
+def test_an_unknown_model_has_a_reason_with_the_next_step(
+    name: tuple[str, str], reason: str
+) -> None:
     assert models_of({"providers": {"p": {"type": "offline"}}}).why_not(*name) == reason
 
 
-def test_a_known_provider_without_a_key_says_which_variable_it_is() -> None:
+def test_a_known_provider_without_a_key_names_its_variable() -> None:
     models = models_of({"providers": {"anthropic": {}}})
     assert models.why_not("anthropic", "m") == (
         "provider 'anthropic' has no key: set ANTHROPIC_API_KEY, "
@@ -125,14 +125,14 @@ def test_a_known_provider_without_a_key_says_which_variable_it_is() -> None:
     )
 
 
-# --- who is asked
+# --- selection
 
 
-def test_the_first_of_those_named_who_can_be_used_is_chosen() -> None:
-    document = three(fallbacks={"large": [named(TWO), named(THREE)]})
+def test_the_first_usable_selected_model_is_chosen() -> None:
+    document = three_providers(fallbacks={"large": [selection(TWO), selection(THREE)]})
     models = models_of(document)
     assert models.choose("large") == ONE
-    assert models.choose("small") == ONE  # For small work the large one will do.
+    assert models.choose("small") == ONE  # Without a small model the large one is used.
     assert models.after("one", "m1") == [TWO, THREE]
     assert models.after("two", "m2") == [THREE]
     assert models.after("three", "m3") == []
@@ -143,13 +143,14 @@ def test_the_first_of_those_named_who_can_be_used_is_chosen() -> None:
     assert models.after("one", "m1") == [THREE]
     document["providers"]["three"]["disable"] = True
     models.forget()
-    assert models.choose("large") == ONE  # Whoever asks it learns what is wrong.
+    assert models.choose("large") == ONE  # A request to it reports the problem.
 
 
-def test_small_work_has_its_own_fallbacks_before_the_large_ones() -> None:
-    small = {"small": named(TWO)}
-    document = three(
-        models={"large": named(ONE), **small}, fallbacks={"small": [named(THREE)], "large": []}
+def test_small_fallbacks_come_before_the_large_model() -> None:
+    small = {"small": selection(TWO)}
+    document = three_providers(
+        models={"large": selection(ONE), **small},
+        fallbacks={"small": [selection(THREE)], "large": []},
     )
     models = models_of(document)
     for disabled, expected in (("", TWO), ("two", THREE), ("three", ONE)):
@@ -159,30 +160,30 @@ def test_small_work_has_its_own_fallbacks_before_the_large_ones() -> None:
         assert models.choose("small") == expected
 
 
-def test_nothing_named_is_nobody() -> None:
+def test_without_a_selection_no_model_is_chosen() -> None:
     models = models_of({})
     assert (models.choose("large"), models.selected("large")) == (None, SelectedModel())
     assert models.after("one", "m1") == ()
 
 
-def test_a_document_that_nobody_checked_names_nobody_and_raises_nothing() -> None:
+def test_an_invalid_document_selects_no_model_and_raises_nothing() -> None:
     assert models_of({"models": {"large": 7}}).choose("large") is None
 
 
-def test_a_model_is_asked_as_its_own_role_says() -> None:
-    small = {**named(ONE), "max_tokens": 100}
-    large = {**named(ONE), "max_tokens": 9000}
-    fallback = {**named(TWO), "max_tokens": 50}
+def test_a_model_gets_the_settings_of_its_role() -> None:
+    small = {**selection(ONE), "max_tokens": 100}
+    large = {**selection(ONE), "max_tokens": 9000}
+    fallback = {**selection(TWO), "max_tokens": 50}
     models = models_of(
-        three(models={"small": small, "large": large}, fallbacks={"large": [fallback]})
+        three_providers(models={"small": small, "large": large}, fallbacks={"large": [fallback]})
     )
     assert models.get("one", "m1").settings.max_tokens == 9000
     assert models.get("two", "m2").settings.max_tokens == 50
     assert models.get("three", "m9").settings == SelectedModel("m9", "three")
 
 
-def test_the_small_model_beside_a_large_one_is_of_the_same_provider() -> None:
-    document = three(models={"large": named(ONE), "small": named(TWO)})
+def test_the_small_model_next_to_a_large_one_has_the_same_provider() -> None:
+    document = three_providers(models={"large": selection(ONE), "small": selection(TWO)})
     document["providers"]["anthropic"] = {"api_key": "k"}
     models = models_of(document)
     assert models.small_of("two") == TWO
@@ -190,10 +191,10 @@ def test_the_small_model_beside_a_large_one_is_of_the_same_provider() -> None:
     assert models.small_of("three") == ONE
 
 
-# --- what is known of a model
+# --- model information
 
 
-def test_what_the_configuration_says_of_a_model_goes_over_the_catalogue() -> None:
+def test_configured_model_data_overrides_the_catalog() -> None:
     known = find_model("openai", "gpt-5.4")
     assert known is not None
     written = {"id": "gpt-5.4", "context_window": 7, "name": "Mine"}
@@ -209,7 +210,7 @@ def test_what_the_configuration_says_of_a_model_goes_over_the_catalogue() -> Non
 # --- references
 
 
-async def test_references_stay_as_they_are_until_the_model_is_opened() -> None:
+async def test_references_are_resolved_only_when_the_model_is_opened() -> None:
     provider = {
         "base_url": "$HOST/v1",
         "api_key": "$KEY",
@@ -217,8 +218,8 @@ async def test_references_stay_as_they_are_until_the_model_is_opened() -> None:
         "extra_body": {"user": "$KEY"},
         "system_prompt_prefix": "Be $KEY.",
     }
-    asked = Asked()
-    models = models_of({"providers": {"p": provider}}, asked=asked)
+    factory = RecordingFactory()
+    models = models_of({"providers": {"p": provider}}, factory=factory)
     chosen = models.get("p", "m")
     written = ProviderAccess(
         "openai-compat",
@@ -228,7 +229,7 @@ async def test_references_stay_as_they_are_until_the_model_is_opened() -> None:
         {"X-Key": "Token $(pass show it)", "X-Plain": "a"},
         {"user": "$KEY"},
     )
-    assert (chosen.access, asked.ran) == (written, [])
+    assert (chosen.access, factory.ran) == (written, [])
     async with asyncio.timeout(WAIT_S):
         await models.open(chosen)
     read = ProviderAccess(
@@ -239,25 +240,25 @@ async def test_references_stay_as_they_are_until_the_model_is_opened() -> None:
         {"X-Key": "Token <pass show it>", "X-Plain": "a"},
         {"user": "$KEY"},
     )
-    assert asked.made == [chosen._replace(access=read)]
-    assert asked.ran == ["pass show it"]
+    assert factory.made == [chosen._replace(access=read)]
+    assert factory.ran == ["pass show it"]
 
 
-async def test_a_reference_that_fails_names_its_place_and_makes_no_model() -> None:
-    asked = Asked()
+async def test_a_failed_reference_names_its_key_and_makes_no_model() -> None:
+    factory = RecordingFactory()
     provider = {"base_url": "http://h/v1", "api_key": "$KEY", "extra_headers": {"X": "$(fail)"}}
-    models = models_of({"providers": {"p": provider}}, asked=asked)
+    models = models_of({"providers": {"p": provider}}, factory=factory)
     async with asyncio.timeout(WAIT_S):
         with pytest.raises(ModelFailed) as caught:
             await models.open(models.get("p", "m"))
-    assert caught.value.title == "A reference leads nowhere"
+    assert caught.value.title == "Unresolved reference"
     assert caught.value.message.startswith("providers.p.extra_headers")
     assert SECRET not in repr(caught.value) + caught.value.message
-    assert asked.made == []
+    assert factory.made == []
 
 
-async def test_no_key_is_shown_by_what_holds_one() -> None:
-    asked = Asked()
+async def test_no_repr_shows_a_key() -> None:
+    factory = RecordingFactory()
     provider: Document = {
         "base_url": f"http://user:{SECRET}@h/v1",
         "api_key": SECRET,
@@ -265,17 +266,17 @@ async def test_no_key_is_shown_by_what_holds_one() -> None:
         "extra_body": {"key": SECRET},
     }
     document: Document = {"providers": {"p": provider}}
-    models = models_of(document, asked=asked)
+    models = models_of(document, factory=factory)
     async with asyncio.timeout(WAIT_S):
         await models.open(models.get("p", "m"))
-    for thing in (asked.made[0], asked.made[0].access, ModelConfig(document, ENV), models):
+    for thing in (factory.made[0], factory.made[0].access, ModelConfig(document, ENV), models):
         assert SECRET not in f"{thing!r} {thing}"
 
 
-# --- where nobody has chosen
+# --- defaults
 
 
-def whole(
+def models_with(
     env: Mapping[str, str],
     user: Document | None = None,
     *,
@@ -283,7 +284,7 @@ def whole(
     project: Document | None = None,
     workspace: Document | None = None,
 ) -> Models:
-    """The models of a workspace whose layers say this."""
+    """Return the models of a workspace with these configuration layers."""
     found = FoundProviders({**providers_by_key(env), **(local or {}), "offline": OFFLINE_PROVIDER})
     layers = layers_of(found, LoadedConfig(user or {}, (project or {},)), {}, workspace or {})
     document = merged_config(layers, env)
@@ -298,19 +299,19 @@ def large(models: Models) -> str:
 KEYS = {"ANTHROPIC_API_KEY": SECRET, "GROQ_API_KEY": SECRET}
 
 
-def test_what_is_configured_comes_before_keys_before_local_servers_before_offline() -> None:
+def test_defaults_prefer_configuration_then_keys_then_local_then_offline() -> None:
     local: Document = {"ollama": LOCAL}
     user: Document = {"providers": {"own": {"base_url": "http://o/v1", "models": [{"id": "m"}]}}}
-    assert large(whole({})) == "offline/offline"
-    assert large(whole({}, local=local)) == "ollama/l1"
-    assert large(whole(KEYS, local=local)).startswith("anthropic/")
-    assert large(whole({"GROQ_API_KEY": SECRET}, local=local)).startswith("groq/")
-    assert large(whole(KEYS, user, local=local)) == "own/m"
+    assert large(models_with({})) == "offline/offline"
+    assert large(models_with({}, local=local)) == "ollama/l1"
+    assert large(models_with(KEYS, local=local)).startswith("anthropic/")
+    assert large(models_with({"GROQ_API_KEY": SECRET}, local=local)).startswith("groq/")
+    assert large(models_with(KEYS, user, local=local)) == "own/m"
     selected: Document = {"models": {"large": {"provider": "ollama", "model": "l2"}}}
-    assert large(whole(KEYS, user, local=local, workspace=selected)) == "ollama/l2"
+    assert large(models_with(KEYS, user, local=local, workspace=selected)) == "ollama/l2"
 
 
-def test_the_order_of_preference_is_that_of_the_catalogue() -> None:
+def test_the_default_order_is_that_of_the_catalog() -> None:
     env = {"GEMINI_API_KEY": "k", "OPENAI_API_KEY": "k", "MISTRAL_API_KEY": "k"}
     found = FoundProviders({**providers_by_key(env), "offline": OFFLINE_PROVIDER})
     assert preferred([found.document]) == ["openai", "mistral", "gemini", "offline"]
@@ -322,31 +323,31 @@ def test_the_order_of_preference_is_that_of_the_catalogue() -> None:
 @pytest.mark.parametrize(
     "provider",
     [
-        {"base_url": "http://o/v1"},  # It names no model.
+        {"base_url": "http://o/v1"},  # Has no model.
         {"base_url": "http://o/v1", "models": [{"id": "m"}], "disable": True},
         {"base_url": "http://o/v1", "models": [{"id": "m"}], "api_key": "$NONE"},
         {"models": [{"id": "m"}]},
         {"type": "klingon", "models": [{"id": "m"}]},
     ],
 )
-def test_a_provider_that_cannot_be_used_is_passed_over(provider: Document) -> None:
-    assert large(whole({}, {"providers": {"own": provider}})) == "offline/offline"
+def test_an_unusable_provider_is_not_a_default(provider: Document) -> None:
+    assert large(models_with({}, {"providers": {"own": provider}})) == "offline/offline"
 
 
-def test_a_small_model_that_was_chosen_stays_beside_a_default_large_one() -> None:
+def test_a_selected_small_model_stays_next_to_a_default_large_one() -> None:
     user: Document = {"models": {"small": {"provider": "offline", "model": "offline"}}}
-    models = whole(KEYS, user)
+    models = models_with(KEYS, user)
     assert large(models).startswith("anthropic/")
     assert models.choose("small") == SelectedModel("offline", "offline")
 
 
-def test_a_role_that_is_null_is_not_chosen() -> None:
-    assert large(whole({}, {"models": {"large": None}})) == "offline/offline"
+def test_a_null_role_counts_as_not_selected() -> None:
+    assert large(models_with({}, {"models": {"large": None}})) == "offline/offline"
 
 
-def test_a_key_changes_nothing_of_a_choice_that_was_made() -> None:
+def test_a_found_key_does_not_change_a_selection() -> None:
     user: Document = {"models": {"large": {"provider": "offline", "model": "offline"}}}
-    assert large(whole(KEYS, user)) == "offline/offline"
+    assert large(models_with(KEYS, user)) == "offline/offline"
 
 
 # --- keys and addresses
@@ -360,37 +361,37 @@ def test_a_key_changes_nothing_of_a_choice_that_was_made() -> None:
         {"base_url": "http://evil/v1", "type": "openai-compat"},
     ],
 )
-def test_a_key_that_was_found_does_not_go_to_an_address_that_came_later(over: Document) -> None:
+def test_a_found_key_is_not_sent_to_an_address_of_a_later_layer(over: Document) -> None:
     for layer in ("project", "workspace"):
-        said: Document = {"providers": {"anthropic": over}}
-        models = whole(KEYS, **{layer: said})
+        document: Document = {"providers": {"anthropic": over}}
+        models = models_with(KEYS, **{layer: document})
         if not models.why_not("anthropic", "m"):
             assert models.get("anthropic", "m").access.api_key == ""
-    models = whole(KEYS, {"providers": {"anthropic": {**over, "api_key": "mine"}}})
+    models = models_with(KEYS, {"providers": {"anthropic": {**over, "api_key": "mine"}}})
     access = models.get("anthropic", "m").access
     assert (access.base_url, access.api_key) == ("http://evil/v1", "mine")
 
 
-def test_a_key_of_the_users_environment_goes_where_the_users_own_file_says() -> None:
-    models = whole(KEYS, {"providers": {"anthropic": {"base_url": "http://proxy/v1"}}})
+def test_a_key_of_the_environment_is_sent_to_the_address_in_the_user_file() -> None:
+    models = models_with(KEYS, {"providers": {"anthropic": {"base_url": "http://proxy/v1"}}})
     access = models.get("anthropic", "m").access
     assert (access.base_url, access.api_key) == ("http://proxy/v1", "$ANTHROPIC_API_KEY")
 
 
-async def test_a_variable_set_later_does_not_move_a_key_elsewhere() -> None:
+async def test_a_variable_of_a_later_layer_does_not_redirect_a_key() -> None:
     env = {**KEYS, "ANTHROPIC_BASE_URL": "http://ours/v1"}
-    asked = Asked()
+    factory = RecordingFactory()
     found = FoundProviders({**providers_by_key(env), "offline": OFFLINE_PROVIDER})
     layers = layers_of(found, LoadedConfig(), {}, {"env": {"ANTHROPIC_BASE_URL": "http://evil/v1"}})
-    models = models_of(merged_config(layers, env), env, asked)
+    models = models_of(merged_config(layers, env), env, factory)
     if not models.why_not("anthropic", "m"):
         async with asyncio.timeout(WAIT_S):
             await models.open(models.get("anthropic", "m"))
-        access = asked.made[0].access
+        access = factory.made[0].access
         assert access.base_url == "http://ours/v1" or SECRET not in access.api_key
 
 
-def test_nothing_found_is_the_model_that_is_always_there() -> None:
+def test_without_any_provider_the_offline_model_is_chosen() -> None:
     document = merged_config(layers_of(NOTHING, LoadedConfig(), {}, {}), {})
     chosen = {"model": "offline", "provider": "offline"}
     assert document["models"] == {"large": chosen, "small": chosen}

@@ -1,15 +1,15 @@
-"""Types of provider: ours, those of other packages, and that none is loaded before it is used."""
+"""Provider types: built-in ones and those of packages, loaded only when used."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from culm.model.dialects import OURS, dialect_types, find_dialect
+from culm.model.dialects import BUILT_IN, dialect_types, find_dialect
 
-SECONDS = 30  # For a Python to start; a busy machine takes a few.
+SECONDS = 30  # For a Python to start; a busy machine needs a few.
 
-# What a package brings: a type that works, some that do not, and one that is ours already.
+# A package with a working type, several broken ones and one that is built in already.
 PACKAGE = """\
 from culm.errors import ModelFailed
 
@@ -35,8 +35,8 @@ openai = parrots:Parrot
 """
 
 
-def python(code: str, folder: Path | None = None) -> str:
-    """What a Python of its own prints that may have a package more."""
+def run_python(code: str, folder: Path | None = None) -> str:
+    """Run code in a new Python, with the packages in `folder`; return its output."""
     env = {**os.environ, "PYTHONPATH": str(folder or "")}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=SECONDS
@@ -56,14 +56,14 @@ def install(folder: Path) -> Path:
     return folder
 
 
-def test_every_type_of_ours_is_found_and_a_stranger_is_not() -> None:
-    assert dialect_types()[: len(OURS)] == list(OURS)
-    assert [find_dialect(type_) for type_ in OURS] == list(OURS.values())
+def test_every_built_in_type_is_found_and_an_unknown_one_is_not() -> None:
+    assert dialect_types()[: len(BUILT_IN)] == list(BUILT_IN)
+    assert [find_dialect(type_) for type_ in BUILT_IN] == list(BUILT_IN.values())
     assert find_dialect("klingon") is None
     assert find_dialect("") is None
 
 
-def test_a_package_adds_a_type_which_is_made_with_the_setup(tmp_path: Path) -> None:
+def test_a_type_of_a_package_is_made_with_the_setup(tmp_path: Path) -> None:
     code = """
 from culm.model.dialects import dialect_types, find_dialect
 from culm.model.base import ProviderAccess, ModelSetup
@@ -77,7 +77,7 @@ model = dialect.make(setup)
 print(type(model).__module__, model.setup is setup)
 print(find_dialect("openai").base_url)
 """
-    assert python(code, install(tmp_path)).splitlines() == [
+    assert run_python(code, install(tmp_path)).splitlines() == [
         "['broken', 'clumsy', 'gone', 'hungry', 'parrot', 'unnamed']",
         " False False False",
         "parrots True",
@@ -85,7 +85,7 @@ print(find_dialect("openai").base_url)
     ]
 
 
-def test_a_package_that_fails_fails_the_run_in_words_and_no_more(tmp_path: Path) -> None:
+def test_a_broken_package_is_a_model_failure_with_the_reason(tmp_path: Path) -> None:
     code = """
 from culm.errors import ModelFailed
 from culm.model.dialects import find_dialect
@@ -95,23 +95,23 @@ for type_ in ("broken", "gone", "unnamed", "clumsy", "hungry"):
     except ModelFailed as exc:
         print(exc.title, "|", exc.message, "|", exc.hint)
 """
-    hint = "see the server's log, or remove the package that brings it"
-    why = {
+    hint = "see the server's log, or remove the package that provides it"
+    reasons = {
         "broken": "(broken_parrots:Parrot) cannot be used: ModuleNotFoundError",
         "gone": "(parrots.nowhere:Parrot) cannot be used: ModuleNotFoundError",
         "unnamed": "(parrots:Cockatoo) cannot be used: AttributeError",
         "clumsy": "(parrots:stumble) cannot be used: KeyError",
     }
-    assert python(code, install(tmp_path)).splitlines() == [
+    assert run_python(code, install(tmp_path)).splitlines() == [
         *(
             f"Model not available | the provider type {name!r} {reason} | {hint}"
-            for name, reason in why.items()
+            for name, reason in reasons.items()
         ),
         "No seed | the parrot is hungry | feed it",
     ]
 
 
-def test_looking_at_the_types_loads_no_adapter_and_no_network() -> None:
+def test_listing_the_types_loads_no_adapter_and_no_network_code() -> None:
     code = """
 import sys
 from culm.model.dialects import dialect_types, find_dialect
@@ -120,16 +120,16 @@ names = ("openai", "anthropic", "offline")
 adapters = {"aiohttp", *(f"culm.model.{name}.model" for name in names)}
 print(sorted(adapters & sys.modules.keys()))
 """
-    assert python(code) == "[]\n"
+    assert run_python(code) == "[]\n"
 
 
-def test_a_package_with_damaged_entry_points_takes_nothing_from_the_others(tmp_path: Path) -> None:
+def test_a_package_with_damaged_entry_points_does_not_affect_others(tmp_path: Path) -> None:
     info = tmp_path / "damaged-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: damaged\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[culm.models]\nno equals sign\n")
     code = """
-from culm.model.dialects import OURS, dialect_types, find_dialect
-print(dialect_types() == list(OURS), find_dialect("klingon"))
+from culm.model.dialects import BUILT_IN, dialect_types, find_dialect
+print(dialect_types() == list(BUILT_IN), find_dialect("klingon"))
 """
-    assert python(code, tmp_path) == "True None\n"
+    assert run_python(code, tmp_path) == "True None\n"

@@ -1,6 +1,6 @@
-"""What vendors say when something is wrong, and what a person is told to do about it.
+"""Vendors' error responses and the failures shown to the user.
 
-The bodies are written by us from the vendors' public documentation.
+The bodies are written from the vendors' public documentation.
 """
 
 import json
@@ -18,7 +18,7 @@ PEER = ProviderPeer("acme", "api.acme.example", "model-1")
 
 
 def error(message: str, kind: str | None = None, code: Json = None) -> Json:
-    """As OpenAI words it, and whoever follows it."""
+    """Return an error in the format of OpenAI and compatible vendors."""
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
@@ -193,58 +193,58 @@ RATE = [
 
 
 def title_of(status: int | None, body: Json) -> tuple[str, bool]:
-    """How it is told, with a status or within a stream."""
+    """Return the title of a failure with a status or inside a stream, and if it is transient."""
     if status is None:
         failure = on_stream_error(PEER, body["error"])
     else:
         failure = on_status(PEER, status, {}, json.dumps(body).encode() if body else b"")
-    assert failure.hint, "somebody must act, so they are told how"
+    assert failure.hint, "every failure needs a hint"
     return failure.title, failure.transient
 
 
 @pytest.mark.parametrize(("status", "body"), AUTH)
-def test_a_key_that_is_refused_is_told_as_such(status: int | None, body: Json) -> None:
+def test_a_refused_key_is_an_authentication_problem(status: int | None, body: Json) -> None:
     assert title_of(status, body) == ("Authentication problem", False)
 
 
 @pytest.mark.parametrize(("status", "body"), QUOTA)
-def test_an_account_that_is_empty_is_not_waited_for(status: int | None, body: Json) -> None:
+def test_an_empty_account_is_a_permanent_failure(status: int | None, body: Json) -> None:
     assert title_of(status, body) == ("Out of credit", False)
 
 
 @pytest.mark.parametrize(("status", "body"), CONTEXT)
-def test_a_conversation_that_does_not_fit_is_told_as_such(status: int, body: Json) -> None:
+def test_a_conversation_that_is_too_long_is_recognized(status: int, body: Json) -> None:
     assert title_of(status, body) == ("The conversation is too long", False)
 
 
 @pytest.mark.parametrize(("status", "body"), FILTER)
-def test_content_that_is_not_wanted_is_told_as_such(status: int, body: Json) -> None:
+def test_refused_content_is_recognized(status: int, body: Json) -> None:
     assert title_of(status, body) == ("The content was refused", False)
 
 
 @pytest.mark.parametrize(("status", "body"), MODEL)
-def test_a_model_that_is_not_there_is_told_as_such(status: int, body: Json) -> None:
+def test_a_missing_model_is_recognized(status: int, body: Json) -> None:
     assert title_of(status, body) == ("Model not found", False)
 
 
 @pytest.mark.parametrize(("status", "body"), DOWN)
-def test_a_provider_that_is_down_may_be_up_later(status: int, body: Json) -> None:
+def test_a_provider_that_is_down_is_a_transient_failure(status: int, body: Json) -> None:
     assert title_of(status, body) == ("The provider has a problem", True)
 
 
 @pytest.mark.parametrize(("status", "body"), RATE)
-def test_a_provider_that_asks_for_patience_is_asked_again(status: int | None, body: Json) -> None:
+def test_a_rate_limit_is_a_transient_failure(status: int | None, body: Json) -> None:
     assert title_of(status, body) == ("Too many requests", True)
 
 
-def test_a_call_that_the_provider_cannot_read_is_worth_another_try() -> None:
-    said = error("Failed to call a function.", "invalid_request_error", "tool_use_failed")
-    assert title_of(400, said) == ("The model made a broken call", True)
+def test_a_call_that_the_provider_cannot_parse_is_a_transient_failure() -> None:
+    body = error("Failed to call a function.", "invalid_request_error", "tool_use_failed")
+    assert title_of(400, body) == ("The model made a broken call", True)
 
 
-def test_a_request_of_too_many_bytes_is_not_sent_again() -> None:
-    said = anthropic("request_too_large", "Request exceeds the maximum size")
-    assert title_of(413, said) == ("The request is too large", False)
+def test_a_request_that_is_too_large_is_a_permanent_failure() -> None:
+    body = anthropic("request_too_large", "Request exceeds the maximum size")
+    assert title_of(413, body) == ("The request is too large", False)
 
 
 @pytest.mark.parametrize(
@@ -257,13 +257,13 @@ def test_a_request_of_too_many_bytes_is_not_sent_again() -> None:
         (422, {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs"}]}),
     ],
 )
-def test_what_fits_no_trouble_is_told_in_the_providers_words(status: int, body: Json) -> None:
+def test_an_unclassified_error_is_a_permanent_refusal(status: int, body: Json) -> None:
     failure = on_status(PEER, status, {}, json.dumps(body).encode())
     assert (failure.title, failure.transient) == ("The provider refused", False)
 
 
 @pytest.mark.parametrize(
-    ("status", "trouble", "hint"),
+    ("status", "body", "hint"),
     [
         (
             401,
@@ -283,8 +283,8 @@ def test_what_fits_no_trouble_is_told_in_the_providers_words(status: int, body: 
         ),
     ],
 )
-def test_a_hint_names_what_mends_it(status: int, trouble: Json, hint: str) -> None:
-    sent = b"" if trouble is None else json.dumps(trouble).encode()
+def test_a_hint_names_the_fix(status: int, body: Json, hint: str) -> None:
+    sent = b"" if body is None else json.dumps(body).encode()
     assert on_status(PEER, status, {}, sent).hint == hint
 
 
@@ -299,7 +299,7 @@ def test_a_hint_names_what_mends_it(status: int, trouble: Json, hint: str) -> No
         ({"error": {"message": "{curly} {who}"}}, "{curly} {who}"),
     ],
 )
-def test_the_words_are_found_wherever_they_are(body: Json, message: str) -> None:
+def test_the_message_is_found_in_every_error_format(body: Json, message: str) -> None:
     failure = on_status(PEER, 400, {}, json.dumps(body).encode())
     assert failure.message == f"acme refused (400): {message}"
 
@@ -321,7 +321,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("access", SECRETS.values(), ids=SECRETS.keys())
-def test_no_secret_of_an_access_is_shown_however_it_is_echoed(access: ProviderAccess) -> None:
+def test_no_echoed_secret_of_the_access_is_shown(access: ProviderAccess) -> None:
     peer = peer_of(access, "model-1", "acme")
     echo = "s3cr3t-value-12 s3cr3t/va=lue+12 s3cr3t%2Fva%3Dlue%2B12"
     shown = [
@@ -333,18 +333,18 @@ def test_no_secret_of_an_access_is_shown_however_it_is_echoed(access: ProviderAc
     ]
     secret = "/va" if "/va" in access.api_key else "-value"
     for failure in shown:
-        words = f"{failure.title} {failure.message} {failure.hint}"
-        assert f"s3cr3t{secret}" not in words
-        assert "s3cr3t%2F" not in words or secret != "/va"
+        text = f"{failure.title} {failure.message} {failure.hint}"
+        assert f"s3cr3t{secret}" not in text
+        assert "s3cr3t%2F" not in text or secret != "/va"
     assert "s3cr3t" not in repr(peer)
 
 
-def test_a_word_as_short_as_a_local_servers_key_does_not_garble_every_text() -> None:
+def test_a_very_short_key_is_not_masked_in_texts() -> None:
     peer = peer_of(ProviderAccess(api_key="x", headers={"X-Mode": "fast"}), "model-1", "acme")
     assert peer.quote("a fast box") == "a fast box"
 
 
-# --- whatever comes
+# --- any response
 
 FIELDS = ("error", "message", "detail", "details", "msg", "loc", "code", "status", "type", "raw")
 JSON = st.recursive(
@@ -354,12 +354,12 @@ JSON = st.recursive(
 
 
 @given(JSON, st.none() | st.integers(400, 599))
-def test_every_body_is_some_trouble(body: Json, status: int | None) -> None:
+def test_every_body_is_classified(body: Json, status: int | None) -> None:
     problem = parse_problem(json.dumps(body).encode())
     assert isinstance(classify(status, problem), ErrorClass)
     assert isinstance(ProviderError.of(body).message, str)
 
 
 @given(st.binary(max_size=100))
-def test_bytes_that_are_nothing_are_no_error_object(body: bytes) -> None:
+def test_any_bytes_give_a_message(body: bytes) -> None:
     assert isinstance(parse_problem(body).message, str)

@@ -1,4 +1,4 @@
-"""What is found without configuration: keys by name only, servers that really list models."""
+"""Providers found without configuration: keys by name, and servers that list models."""
 
 import asyncio
 import gzip
@@ -23,20 +23,22 @@ from culm.model.local_servers import (
     foreign_ports,
     is_off,
     providers_by_key,
-    server_places_in,
+    server_candidates,
 )
 from culm.testing.model_server import open_model_server
 from tests.support import WAIT_S, FakeClock
 
 SECRET = "sk-very-secret"
-NOWHERE = {server.url_env: "http://127.0.0.1:9/v1" for server in LOCAL_SERVERS}  # Nobody listens.
+NOWHERE = {
+    server.url_env: "http://127.0.0.1:9/v1" for server in LOCAL_SERVERS
+}  # Nothing listens there.
 
 
 # --- keys
 
 
 @pytest.mark.parametrize("known", known_providers().values(), ids=lambda known: known.id)
-def test_a_key_in_the_environment_is_a_provider_that_refers_to_it(known: KnownProvider) -> None:
+def test_a_key_in_the_environment_gives_a_provider_that_refers_to_it(known: KnownProvider) -> None:
     found = providers_by_key({known.key_env: SECRET, "OTHER": SECRET})
     assert list(found) == [known.id]
     assert SECRET not in json.dumps(found)
@@ -49,14 +51,14 @@ def test_a_key_in_the_environment_is_a_provider_that_refers_to_it(known: KnownPr
     assert moved == {known.id: {**provider, "base_url": f"${known.url_env}"}}
 
 
-def test_keys_are_found_in_the_order_of_the_catalogue_and_empty_ones_not() -> None:
+def test_keys_are_found_in_catalog_order_and_empty_ones_are_ignored() -> None:
     env = {known.key_env: SECRET for known in reversed(list(known_providers().values()))}
     assert list(providers_by_key(env)) == list(known_providers())
     assert providers_by_key(dict.fromkeys(env, " \n")) == {}
     assert providers_by_key({}) == {}
 
 
-# --- where servers may be
+# --- server addresses
 
 
 @pytest.mark.parametrize(
@@ -79,13 +81,14 @@ def test_keys_are_found_in_the_order_of_the_catalogue_and_empty_ones_not() -> No
         (f"http://me:{SECRET}@box:5", "http://box:5/v1"),
     ],
 )
-def test_the_place_of_a_server_is_read_as_its_own_users_write_it(given: str, url: str) -> None:
-    place = server_places_in({"OLLAMA_HOST": given})[0]
-    assert (place.server.id, place.url, place.given) == ("ollama", url, bool(given.strip()))
+def test_a_server_address_is_parsed_like_its_own_software_does(given: str, url: str) -> None:
+    candidate = server_candidates({"OLLAMA_HOST": given})[0]
+    expected = ("ollama", url, bool(given.strip()))
+    assert (candidate.server.id, candidate.url, candidate.explicit) == expected
 
 
-def test_the_usual_places_are_on_this_machine_only() -> None:
-    assert [(place.server.id, place.url) for place in server_places_in({})] == [
+def test_the_default_addresses_are_on_this_machine() -> None:
+    assert [(one.server.id, one.url) for one in server_candidates({})] == [
         ("ollama", "http://127.0.0.1:11434/v1"),
         ("lmstudio", "http://127.0.0.1:1234/v1"),
         ("llamacpp", "http://127.0.0.1:8080/v1"),
@@ -109,7 +112,7 @@ SOCKETS_6 = """\
 """
 
 
-def test_ports_on_which_others_of_this_machine_listen_are_known() -> None:
+def test_ports_of_other_users_are_found() -> None:
     assert foreign_ports([SOCKETS, SOCKETS_6], {0, 1000}) == {11434, 80}
     assert foreign_ports([SOCKETS], {0, 1000, 1001}) == set()
     assert foreign_ports(["", "\n\n"], {0}) == foreign_ports([], {0}) == set()
@@ -118,32 +121,32 @@ def test_ports_on_which_others_of_this_machine_listen_are_known() -> None:
 # --- servers that answer
 
 
-class Listing:
-    """Something that listens and answers with these bytes, however they look."""
+class ListingServer:
+    """A server that answers every request with the given bytes."""
 
     def __init__(self, answer: bytes | None) -> None:
         self.host = ""
-        self.asked: list[str] = []
-        self._answer = answer  # None: never.
+        self.requests: list[str] = []
+        self._answer = answer  # None means that it never answers.
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            self.asked.append(head.partition("\r\n")[0])
+            self.requests.append(head.partition("\r\n")[0])
             if self._answer is None:
-                await reader.read()  # Until whoever asked has left.
+                await reader.read()  # Waits until the client leaves.
             else:
                 writer.write(self._answer)
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # It has left.
+            pass  # The client has left.
         finally:
             writer.close()
 
 
 @asynccontextmanager
-async def open_listing(answer: bytes | None) -> AsyncGenerator[Listing]:
-    listing = Listing(answer)
+async def open_listing(answer: bytes | None) -> AsyncGenerator[ListingServer]:
+    listing = ListingServer(answer)
     server = await asyncio.start_server(listing.serve, "127.0.0.1", 0)
     listing.host = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
@@ -189,10 +192,10 @@ async def test_a_server_is_found_with_the_models_it_lists() -> None:
     body = listing_of("llama:8b", "nomic-embed-text", "", "qwen")
     async with open_listing(answer(body)) as listing:
         assert await find({"OLLAMA_HOST": listing.host}) == ollama(listing.host, "llama:8b", "qwen")
-    assert listing.asked == ["GET /v1/models HTTP/1.1"]
+    assert listing.requests == ["GET /v1/models HTTP/1.1"]
 
 
-async def test_servers_are_asked_together_and_found_in_their_order() -> None:
+async def test_servers_are_probed_in_parallel_and_listed_in_order() -> None:
     async with open_model_server() as one, open_model_server() as other:
         found = await find({"VLLM_BASE_URL": one.url, "LMSTUDIO_BASE_URL": other.url})
     assert [(name, provider["base_url"]) for name, provider in found.items()] == [
@@ -202,7 +205,7 @@ async def test_servers_are_asked_together_and_found_in_their_order() -> None:
     assert all(provider["models"] for provider in found.values())
 
 
-async def test_a_server_with_very_many_models_shows_the_first() -> None:
+async def test_only_the_first_models_of_a_long_list_are_used() -> None:
     ids = [f"m{n}" for n in range(MODELS_MAX + 50)]
     async with open_listing(answer(listing_of(*ids))) as listing:
         found = await find({"OLLAMA_HOST": listing.host})
@@ -238,65 +241,65 @@ GOOD = listing_of("m")
     ],
     ids=lambda reply: repr(reply[-20:]),
 )
-async def test_what_is_no_listing_of_models_is_no_server_and_harms_nobody(reply: bytes) -> None:
+async def test_an_invalid_model_list_is_ignored_and_other_servers_are_found(reply: bytes) -> None:
     async with open_listing(reply) as listing, open_model_server() as good:
         found = await find({"OLLAMA_HOST": listing.host, "VLLM_BASE_URL": good.url})
     assert list(found) == ["vllm"]
-    assert set(listing.asked) == {"GET /v1/models HTTP/1.1"}
+    assert set(listing.requests) == {"GET /v1/models HTTP/1.1"}
 
 
-async def test_a_server_that_sends_us_elsewhere_is_not_followed() -> None:
+async def test_a_redirect_is_not_followed() -> None:
     async with open_listing(answer(GOOD)) as other:
         elsewhere = answer(GOOD, "302 Found", Location=f"http://{other.host}/v1/models")
         async with open_listing(elsewhere) as listing:
             assert await find({"OLLAMA_HOST": listing.host}) == {}
-    assert (len(listing.asked), other.asked) == (1, [])
+    assert (len(listing.requests), other.requests) == (1, [])
 
 
-async def test_a_server_that_never_answers_is_given_up_and_the_others_are_found() -> None:
+async def test_a_server_that_never_answers_does_not_hide_the_others() -> None:
     async with open_listing(None) as silent, open_model_server() as good:
         env = {"OLLAMA_HOST": silent.host, "VLLM_BASE_URL": good.url}
         assert list(await find(env, within_s=1.0)) == ["vllm"]
-        assert silent.asked == ["GET /v1/models HTTP/1.1"]
+        assert silent.requests == ["GET /v1/models HTTP/1.1"]
 
 
 @pytest.mark.parametrize(
     "place", ["http://[::1", "h h:9", "a..b:9", "127.0.0.1:99999", "ftp://127.0.0.1:9", "http://"]
 )
-async def test_a_place_that_is_none_is_passed_over(place: str) -> None:
+async def test_an_invalid_address_is_ignored(place: str) -> None:
     assert await find({"OLLAMA_HOST": place}) == {}
 
 
-# --- what is remembered
+# --- cached answers
 
 
-async def test_an_answer_counts_for_a_while_and_for_that_place_alone() -> None:
+async def test_an_answer_is_cached_for_its_address() -> None:
     clock = FakeClock()
     servers = servers_with(clock)
     async with open_listing(answer(GOOD)) as one, open_listing(answer(GOOD)) as other:
         env = {**NOWHERE, "OLLAMA_HOST": one.host}
-        for asked, later_s in ((1, 0.0), (1, KEPT_S - 1), (2, 2.0)):
+        for requests, later_s in ((1, 0.0), (1, KEPT_S - 1), (2, 2.0)):
             clock.advance(later_s)
             assert await servers.find(env) == ollama(one.host, "m")
-            assert len(one.asked) == asked
+            assert len(one.requests) == requests
         assert await servers.find({**env, "OLLAMA_HOST": other.host}) == ollama(other.host, "m")
-        assert len(other.asked) == 1
+        assert len(other.requests) == 1
 
 
-async def test_many_who_ask_at_once_are_told_by_one_answer() -> None:
+async def test_concurrent_searches_share_one_request() -> None:
     servers = servers_with()
     async with open_listing(answer(GOOD)) as listing:
         env = {**NOWHERE, "OLLAMA_HOST": listing.host}
         async with asyncio.TaskGroup() as tasks:
             asking = [tasks.create_task(servers.find(env), name=f"ask {n}") for n in range(10)]
         assert [task.result() for task in asking] == [ollama(listing.host, "m")] * 10
-    assert len(listing.asked) == 1
+    assert len(listing.requests) == 1
 
 
-# --- all of it
+# --- all providers
 
 
-async def test_what_is_found_is_in_order_of_preference_and_the_last_is_always_there() -> None:
+async def test_providers_are_in_order_of_preference_and_offline_is_last() -> None:
     servers = servers_with()
     async with open_listing(answer(GOOD)) as listing:
         env = {**NOWHERE, "OLLAMA_HOST": listing.host, "GROQ_API_KEY": SECRET}
@@ -312,11 +315,11 @@ async def test_what_is_found_is_in_order_of_preference_and_the_last_is_always_th
     ("value", "off"),
     [("1", True), ("yes", True), ("true", True), ("", False), ("0", False), ("false", False)],
 )
-async def test_looking_around_can_be_turned_off(value: str, *, off: bool) -> None:
+async def test_discovery_can_be_disabled(value: str, *, off: bool) -> None:
     env = {**NOWHERE, "CULM_NO_DISCOVERY": value, "GROQ_API_KEY": SECRET}
     assert (is_off(env), is_off({})) == (off, False)
     async with asyncio.timeout(WAIT_S), open_listing(answer(GOOD)) as listing:
         env["OLLAMA_HOST"] = listing.host
         found = await find_local_servers(env, servers_with())
         assert list(found.providers) == (["offline"] if off else ["groq", "ollama", "offline"])
-        assert len(listing.asked) == (0 if off else 1)
+        assert len(listing.requests) == (0 if off else 1)

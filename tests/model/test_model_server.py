@@ -1,4 +1,4 @@
-"""The adapter against the provider that other tests and other people's programs talk to."""
+"""The OpenAI adapter against the scripted provider."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
@@ -25,7 +25,7 @@ STALL_S = 0.5
 
 
 @asynccontextmanager
-async def serving(reply: Reply) -> AsyncGenerator[tuple[ModelServer, OpenAiModel]]:
+async def open_scripted(reply: Reply) -> AsyncGenerator[tuple[ModelServer, OpenAiModel]]:
     async with (
         open_model_server(Script([reply])) as server,
         open_model(server.url, stall_s=STALL_S) as model,
@@ -37,7 +37,7 @@ def text_of(events: list[ModelEvent], key: int) -> str:
     return "".join(e.text for e in events if isinstance(e, CallDelta) and e.key == key)
 
 
-async def test_an_answer_with_everything_arrives_whole() -> None:
+async def test_an_answer_with_all_kinds_of_content_is_complete() -> None:
     reply = Reply(
         reasoning="hm",
         deltas=["Hel", "lo"],
@@ -49,7 +49,7 @@ async def test_an_answer_with_everything_arrives_whole() -> None:
         usage=ScriptedUsage(input=10, output=4, cache_read=6),
         unknown_event=True,
     )
-    async with serving(reply) as (_, model):
+    async with open_scripted(reply) as (_, model):
         events = await ask(model)
     assert [e for e in joined(events) if not isinstance(e, CallDelta)] == [
         ReasoningDelta("hm"),
@@ -76,15 +76,17 @@ async def test_an_answer_with_everything_arrives_whole() -> None:
         (Reply(body="<html></html>"), "Unreadable answer", False),
     ],
 )
-async def test_scripted_trouble_has_its_title(reply: Reply, title: str, *, transient: bool) -> None:
-    async with serving(reply) as (_, model):
+async def test_a_scripted_fault_has_its_failure_title(
+    reply: Reply, title: str, *, transient: bool
+) -> None:
+    async with open_scripted(reply) as (_, model):
         with pytest.raises(ModelFailed) as caught:
             await ask(model)
     assert (caught.value.title, caught.value.transient) == (title, transient)
 
 
-async def test_the_server_sees_a_client_that_leaves() -> None:
-    async with serving(Reply(tokens=5, stall_after=2)) as (server, model):
+async def test_closing_the_stream_disconnects_from_the_server() -> None:
+    async with open_scripted(Reply(tokens=5, stall_after=2)) as (server, model):
         async with aclosing(model.stream(REQUEST)) as events:
             assert isinstance(await anext(events), TextDelta)
         await server.until_left(1)

@@ -1,4 +1,4 @@
-"""Every way a provider can fail to answer, in the words of the person who must act."""
+"""Every way a provider can fail, and the failure shown to the user."""
 
 import asyncio
 import shutil
@@ -35,7 +35,7 @@ from tests.model.provider import (
 )
 from tests.support import WAIT_S
 
-SAID = b'{"error": {"message": "the reason", "type": "t"}}'
+ERROR_BODY = b'{"error": {"message": "the reason", "type": "t"}}'
 
 
 @pytest.mark.parametrize(
@@ -58,31 +58,33 @@ SAID = b'{"error": {"message": "the reason", "type": "t"}}'
         ("529 Overloaded", "The provider has a problem", True),
     ],
 )
-async def test_a_status_says_who_must_act(status: str, title: str, *, transient: bool) -> None:
-    failure = await failure_of(refusal(status, SAID))
+async def test_each_status_has_its_failure_title(
+    status: str, title: str, *, transient: bool
+) -> None:
+    failure = await failure_of(refusal(status, ERROR_BODY))
     assert failure.title == title
     assert failure.transient == transient
     assert f"({status[:3]}): the reason" in failure.message
 
 
-async def test_a_refused_key_names_whose_key_to_check() -> None:
-    failure = await failure_of(refusal("401 Unauthorized", SAID))
+async def test_a_refused_key_names_the_provider_to_check() -> None:
+    failure = await failure_of(refusal("401 Unauthorized", ERROR_BODY))
     assert failure.hint == (
         "check the key of provider acme: `culm models` shows where it comes from"
     )
 
 
-async def test_a_model_that_is_not_there_is_named() -> None:
-    assert "model-1" in (await failure_of(refusal("404 Not Found", SAID))).message
+async def test_a_missing_model_is_named() -> None:
+    assert "model-1" in (await failure_of(refusal("404 Not Found", ERROR_BODY))).message
 
 
-async def test_a_quota_that_is_spent_is_not_waited_for() -> None:
+async def test_a_spent_quota_is_a_permanent_failure() -> None:
     body = b'{"error": {"message": "pay", "type": "insufficient_quota", "code": "x"}}'
     assert not (await failure_of(refusal("429 Too Many Requests", body))).transient
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b'{"error": {"message": "words"}}', "words"),
         (b'{"error": "words"}', "words"),
@@ -98,23 +100,23 @@ async def test_a_quota_that_is_spent_is_not_waited_for() -> None:
         (b'{"error": {"message": "wo', '{"error": {"message": "wo'),
         (b"\xff\xfe", "\ufffd\ufffd"),
         (b"[" * 50_000, "[" * 2000 + "…"),
-        (b"", "it says no more"),
+        (b"", "no details"),
         (b"0", "0"),
     ],
 )
-async def test_the_providers_own_words_are_shown(body: bytes, said: str) -> None:
+async def test_the_message_of_the_provider_is_shown(body: bytes, message: str) -> None:
     failure = await failure_of(refusal("400 Bad Request", body))
-    assert failure.message == f"acme refused (400): {said}"
+    assert failure.message == f"acme refused (400): {message}"
 
 
-async def test_an_error_without_end_is_read_in_part() -> None:
+async def test_a_huge_error_body_is_read_in_part() -> None:
     pieces = [head("500 Oops", Content_Length=10_000_000), *[b"x" * 100_000] * 100]
     failure = await failure_of(Reply(pieces, "hold"))
     assert len(failure.message) < 2100
     assert failure.transient
 
 
-async def test_an_error_whose_body_does_not_come_is_told_without_it() -> None:
+async def test_an_incomplete_error_body_is_shown_after_a_timeout() -> None:
     reply = Reply([head("503 Busy", Content_Length=100) + b"half"], "hold")
     failure = await failure_of(reply, stall_s=1.0)
     assert failure.message == "acme failed (503): half"
@@ -155,8 +157,8 @@ async def test_an_error_whose_body_does_not_come_is_told_without_it() -> None:
         ({}, None),
     ],
 )
-async def test_the_wished_pause_is_understood(fields: dict[str, str], wait_s: float | None) -> None:
-    failure = await failure_of(refusal("429 Too Many Requests", SAID, **fields))
+async def test_the_retry_delay_is_parsed(fields: dict[str, str], wait_s: float | None) -> None:
+    failure = await failure_of(refusal("429 Too Many Requests", ERROR_BODY, **fields))
     assert failure.retry_after_s == wait_s
 
 
@@ -166,11 +168,11 @@ async def test_a_redirect_is_not_followed() -> None:
         assert failure.title == "The provider has moved"
         assert other.url in failure.message
         assert not failure.transient
-        assert other.asked == []
+        assert other.requests == []
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "said"),
+    ("kind", "body", "message"),
     [
         (
             "text/html",
@@ -205,13 +207,15 @@ async def test_a_redirect_is_not_followed() -> None:
         ),
     ],
 )
-async def test_a_document_is_no_stream(kind: str, body: bytes, said: str) -> None:
+async def test_a_document_instead_of_a_stream_is_a_failure(
+    kind: str, body: bytes, message: str
+) -> None:
     failure = await failure_of(refusal("200 OK", body, Content_Type=kind))
-    assert said in failure.message
+    assert message in failure.message
     assert not failure.transient
 
 
-async def test_a_204_is_no_answer() -> None:
+async def test_a_204_is_a_permanent_failure() -> None:
     assert not (await failure_of(Reply([head("204 No Content")]))).transient
 
 
@@ -219,7 +223,7 @@ async def test_a_204_is_no_answer() -> None:
 
 
 @pytest.mark.parametrize("place", ["error", "stream", "redirect", "junk", "document", "reason"])
-async def test_a_key_that_the_provider_echoes_is_not_shown(place: str) -> None:
+async def test_a_key_echoed_by_the_provider_is_not_shown(place: str) -> None:
     echo = f"bad key {KEY} and token-87654321".encode()
     location = f"https://elsewhere.example/?key={KEY}&t=token-87654321"
     reply = {
@@ -237,7 +241,7 @@ async def test_a_key_that_the_provider_echoes_is_not_shown(place: str) -> None:
         async with open_model("", access=access) as model:
             with pytest.raises(ModelFailed) as caught:
                 await ask(model)
-    assert provider.asked[0].headers["authorization"] == f"Bearer {KEY}"
+    assert provider.requests[0].headers["authorization"] == f"Bearer {KEY}"
     logged = "".join(traceback.format_exception(caught.value))
     shown = f"{caught.value.title} {caught.value.message} {caught.value.hint}"
     for secret in (KEY, "token-87654321"):
@@ -260,16 +264,16 @@ async def test_a_key_in_the_address_is_not_shown(place: str) -> None:
     logged = "".join(traceback.format_exception(failure))
     assert KEY not in f"{failure.title} {failure.message} {failure.hint} {logged}"
     if place == "the query":
-        assert provider.asked[0].path == f"/v1/chat/completions?key={KEY}"
+        assert provider.requests[0].path == f"/v1/chat/completions?key={KEY}"
 
 
-async def test_a_key_at_the_edge_of_what_is_shown_is_not_shown_in_part() -> None:
+async def test_a_key_at_the_end_of_a_cut_message_is_not_shown_in_part() -> None:
     body = b"x" * 1990 + KEY.encode()
     assert "sk-" not in (await failure_of(refusal("400 Bad Request", body))).message
 
 
 @pytest.mark.parametrize("key", ["a\nb", "a\0b", "a\r\nHost: evil"])
-async def test_a_key_that_no_header_can_carry_is_a_failure(key: str) -> None:
+async def test_a_key_that_is_not_valid_in_a_header_is_a_failure(key: str) -> None:
     async with (
         open_provider() as provider,
         open_model("", access=ProviderAccess(base_url=provider.url, api_key=key)) as model,
@@ -280,7 +284,7 @@ async def test_a_key_that_no_header_can_carry_is_a_failure(key: str) -> None:
     assert "API key" in caught.value.hint
 
 
-# --- no connection, or half of one
+# --- failed and broken connections
 
 
 async def failure_at(base_url: str) -> ModelFailed:
@@ -290,15 +294,15 @@ async def failure_at(base_url: str) -> ModelFailed:
         return caught.value
 
 
-async def test_a_refused_connection_may_succeed_later() -> None:
+async def test_a_refused_connection_is_a_transient_failure() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # Nobody listens, and nobody else can.
+        taken.bind(("127.0.0.1", 0))  # Nothing listens, and no other process can.
         failure = await failure_at(f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
     assert failure.title == "No connection"
     assert failure.transient
 
 
-async def test_a_name_nobody_knows_may_be_known_later() -> None:
+async def test_an_unknown_host_is_a_transient_failure() -> None:
     failure = await failure_at("http://nobody.invalid/v1")
     assert failure.title == "Provider not found"
     assert "nobody.invalid" in failure.message
@@ -306,7 +310,7 @@ async def test_a_name_nobody_knows_may_be_known_later() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "nonsense", "ftp://host/v1", "http://", "http://[::1/v1"])
-async def test_an_address_that_is_none_is_a_failure_that_stays(url: str) -> None:
+async def test_an_invalid_address_is_a_permanent_failure(url: str) -> None:
     failure = await failure_at(url)
     assert failure.title == "The provider's address is wrong"
     assert not failure.transient
@@ -314,7 +318,7 @@ async def test_an_address_that_is_none_is_a_failure_that_stays(url: str) -> None
 
 @asynccontextmanager
 async def open_server(context: ssl.SSLContext | None) -> AsyncGenerator[str]:
-    """Greets whoever comes, and leaves."""
+    """Open a server that greets each client and disconnects."""
 
     def on_connect(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello\r\n")
@@ -327,7 +331,7 @@ async def open_server(context: ssl.SSLContext | None) -> AsyncGenerator[str]:
         server.close()
 
 
-async def test_a_server_that_speaks_no_tls_is_a_failure() -> None:
+async def test_a_server_without_tls_is_a_failure() -> None:
     async with open_server(None) as url:
         failure = await failure_at(url)
     assert failure.title == "No secure connection"
@@ -348,7 +352,7 @@ def untrusted(tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
-async def test_a_certificate_nobody_vouches_for_is_a_failure(untrusted: ssl.SSLContext) -> None:
+async def test_an_untrusted_certificate_is_a_failure(untrusted: ssl.SSLContext) -> None:
     async with open_server(untrusted) as url:
         failure = await failure_at(url)
     assert failure.title == "No secure connection"
@@ -356,7 +360,7 @@ async def test_a_certificate_nobody_vouches_for_is_a_failure(untrusted: ssl.SSLC
 
 
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200", b"SSH-2.0-OpenSSH_9.6\r\n\r\n"])
-async def test_a_peer_that_is_no_provider_is_a_failure(sent: bytes) -> None:
+async def test_a_peer_that_does_not_speak_http_is_a_transient_failure(sent: bytes) -> None:
     assert (await failure_of(Reply([sent], "close"))).transient
 
 
@@ -377,11 +381,11 @@ async def test_a_peer_that_is_no_provider_is_a_failure(sent: bytes) -> None:
         pytest.param(Reply([STREAM_HEAD, b"not a size\r\n"], "hold"), id="broken chunks later"),
     ],
 )
-async def test_a_stream_that_breaks_off_may_succeed_later(reply: Reply) -> None:
+async def test_a_broken_stream_is_a_transient_failure(reply: Reply) -> None:
     assert (await failure_of(reply, stall_s=0.2)).transient
 
 
-async def test_a_stream_that_broke_while_nobody_read_is_a_failure() -> None:
+async def test_a_stream_broken_between_two_reads_is_a_failure() -> None:
     reply = Reply([STREAM_HEAD + chunk(delta(content="a")), b"not a size\r\n"], "hold")
     async with open_provider(reply) as provider, open_model(provider.url) as model:
         events = model.stream(REQUEST)
@@ -393,7 +397,7 @@ async def test_a_stream_that_broke_while_nobody_read_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize("then", ["hold", "close", "reset"])
-async def test_an_answer_that_is_complete_needs_no_goodbye(then: Then) -> None:
+async def test_a_complete_answer_does_not_wait_for_the_end_of_the_connection(then: Then) -> None:
     reply = Reply([STREAM_HEAD + chunk(delta("stop", content="a"))], then)
     async with open_provider(reply) as provider, open_model(provider.url, stall_s=1.0) as model:
         assert await ask(model) == [TextDelta("a"), AnswerDone("end_turn")]
@@ -408,14 +412,14 @@ async def test_an_answer_that_is_complete_needs_no_goodbye(then: Then) -> None:
         pytest.param([STREAM_HEAD + chunk(b'data: {"choi')], id="half a line"),
     ],
 )
-async def test_a_provider_that_falls_silent_is_given_up(pieces: list[bytes]) -> None:
+async def test_a_provider_that_stops_answering_times_out(pieces: list[bytes]) -> None:
     failure = await failure_of(Reply(pieces, "hold"), stall_s=0.05)
     assert failure.title == "The provider stopped answering"
     assert "for 0.05 s" in failure.message
     assert failure.transient
 
 
-async def test_a_line_of_ten_megabytes_is_refused_before_it_is_held() -> None:
+async def test_a_line_of_ten_megabytes_is_refused_without_buffering_it() -> None:
     sent = delta(content="a") + b"data: " + b"x" * 10_000_000
     async with (
         open_provider(Reply([STREAM_HEAD + chunk(sent)], "hold")) as provider,
@@ -429,7 +433,7 @@ async def test_a_line_of_ten_megabytes_is_refused_before_it_is_held() -> None:
         await provider.left.wait()
 
 
-async def test_a_line_of_a_megabyte_less_its_frame_is_read() -> None:
+async def test_a_line_just_under_a_megabyte_is_read() -> None:
     text = "x" * ((1 << 20) - 100)
     assert await answer_to(Reply([STREAM_HEAD + chunk(delta(content=text) + STOP) + END])) == [
         TextDelta(text),

@@ -1,4 +1,4 @@
-"""Every vendor by name: the same answer, however it is streamed."""
+"""The same answer is read from the stream of every vendor."""
 
 import zlib
 from collections.abc import Iterable, Iterator
@@ -18,9 +18,9 @@ from culm.model.base import (
     TextDelta,
 )
 from culm.model.failures import ProviderPeer
-from culm.model.lines import LineSplitter
+from culm.model.http import LineSplitter
 from culm.model.openai.answer import OpenAiAnswer
-from culm.model.vendor_quirks import quirks_of
+from culm.model.openai.vendor_quirks import quirks_of
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply as Scripted
 from culm.testing.script import Script
@@ -47,28 +47,28 @@ EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys(
 
 
 def merged(events: Iterable[ModelEvent]) -> list[ModelEvent]:
-    """The same events, with what came together told together."""
-    told: list[ModelEvent] = []
+    """Return the same events with adjacent deltas of one kind joined."""
+    joined: list[ModelEvent] = []
     for event in events:
-        match told[-1] if told else None, event:
+        match joined[-1] if joined else None, event:
             case TextDelta(text=before), TextDelta(text=text):
-                told[-1] = TextDelta(before + text)
+                joined[-1] = TextDelta(before + text)
             case ReasoningDelta(text=before, signature=signed), ReasoningDelta() if not signed:
-                told[-1] = ReasoningDelta(before + event.text, event.signature)
+                joined[-1] = ReasoningDelta(before + event.text, event.signature)
             case CallDelta(key=key, text=before), CallDelta() if key == event.key:
-                told[-1] = CallDelta(key, before + event.text)
+                joined[-1] = CallDelta(key, before + event.text)
             case _:
-                told.append(event)
-    return told
+                joined.append(event)
+    return joined
 
 
 def read(shape: Shape, chunks: Iterable[bytes]) -> list[ModelEvent]:
     lines = LineSplitter()
-    reading = OpenAiAnswer(PEER, quirks_of(ProviderAccess(vendor=shape.vendor)))
+    parser = OpenAiAnswer(PEER, quirks_of(ProviderAccess(vendor=shape.vendor)))
     events: list[ModelEvent] = []
     for one in chunks:
-        events.extend(reading.on_lines(lines.feed(one)))
-    events.extend(reading.on_end(lines.rest()))
+        events.extend(parser.on_lines(lines.feed(one)))
+    events.extend(parser.on_end(lines.rest()))
     return merged(events)
 
 
@@ -77,14 +77,14 @@ def read(shape: Shape, chunks: Iterable[bytes]) -> list[ModelEvent]:
 
 @contract("MODEL-1")
 @EVERY_SHAPE
-def test_the_answer_is_the_same_wherever_the_stream_is_cut_in_two(shape: Shape) -> None:
+def test_a_split_at_any_byte_gives_the_same_answer(shape: Shape) -> None:
     sent = shape.stream
     for place in range(len(sent) + 1):
         assert read(shape, (sent[:place], sent[place:])) == shape.events, place
 
 
 @EVERY_SHAPE
-def test_the_answer_is_the_same_byte_by_byte(shape: Shape) -> None:
+def test_a_stream_read_byte_by_byte_gives_the_same_answer(shape: Shape) -> None:
     assert read(shape, (shape.stream[n : n + 1] for n in range(len(shape.stream)))) == shape.events
 
 
@@ -92,7 +92,7 @@ def test_the_answer_is_the_same_byte_by_byte(shape: Shape) -> None:
 @EVERY_SHAPE
 @settings(max_examples=25)
 @given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=40))
-def test_the_answer_is_the_same_in_any_chunks(shape: Shape, sizes: list[int]) -> None:
+def test_any_chunks_give_the_same_answer(shape: Shape, sizes: list[int]) -> None:
     def chunks() -> Iterator[bytes]:
         start = 0
         while start < len(shape.stream):
@@ -104,7 +104,7 @@ def test_the_answer_is_the_same_in_any_chunks(shape: Shape, sizes: list[int]) ->
 
 
 def ending(shape: Shape, sent: bytes) -> str:
-    """How an answer of which only `sent` arrives ends."""
+    """Return the outcome of an answer of which only `sent` arrives."""
     try:
         *_, last = read(shape, [sent])
     except ModelFailed as exc:
@@ -113,7 +113,7 @@ def ending(shape: Shape, sent: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "unstreamed"])
-def test_a_stream_that_loses_its_end_is_cut_or_was_complete(name: str) -> None:
+def test_a_stream_without_its_end_is_cut_or_complete(name: str) -> None:
     shape = SHAPES[name]
     for place in range(0, len(shape.stream), 7):
         assert ending(shape, shape.stream[:place]) in ("complete", "The stream was cut")
@@ -127,19 +127,19 @@ async def answer_of(shape: Shape, reply: Reply) -> list[ModelEvent]:
 
 
 @EVERY_SHAPE
-async def test_the_answer_arrives_over_a_socket(shape: Shape) -> None:
+async def test_the_answer_is_read_over_a_socket(shape: Shape) -> None:
     assert await answer_of(shape, stream(shape.stream)) == shape.events
 
 
 @pytest.mark.parametrize("name", ["openai", "careless"])
-async def test_the_answer_arrives_in_packets_of_one_byte(name: str) -> None:
+async def test_the_answer_is_read_in_packets_of_one_byte(name: str) -> None:
     shape = SHAPES[name]
     pieces = [chunk(shape.stream[n : n + 1]) for n in range(len(shape.stream))]
     assert await answer_of(shape, Reply([STREAM_HEAD, *pieces, END])) == shape.events
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_an_answer_that_is_compressed_unasked_is_read(encoding: str) -> None:
+async def test_a_compressed_answer_is_read_though_not_requested(encoding: str) -> None:
     shape = SHAPES["openai"]
     pack = compress if encoding == "gzip" else zlib.compress
     packed = pack(shape.stream)
@@ -149,7 +149,7 @@ async def test_an_answer_that_is_compressed_unasked_is_read(encoding: str) -> No
     assert await answer_of(shape, reply) == shape.events
 
 
-async def test_an_answer_whose_packing_is_broken_is_a_failure() -> None:
+async def test_an_answer_with_broken_compression_is_a_failure() -> None:
     fields = {"Content_Type": "text/event-stream", "Content_Encoding": "gzip"}
     body = compress(SHAPES["openai"].stream)[:40] + b"nonsense" * 9
     failure = await failure_of(refusal("200 OK", body, **fields))
@@ -163,27 +163,27 @@ async def test_an_answer_that_is_not_streamed_is_read(kind: str) -> None:
     assert await answer_of(shape, reply) == shape.events
 
 
-async def test_a_stream_that_is_called_json_is_read() -> None:
+async def test_a_stream_declared_as_json_is_read() -> None:
     shape = SHAPES["openai"]
     reply = refusal("200 OK", shape.stream, Content_Type="application/json; charset=utf-8")
     assert await answer_of(shape, reply) == shape.events
 
 
-async def test_a_refusal_is_told_as_text() -> None:
+async def test_a_refusal_is_read_as_text() -> None:
     sent = delta(role="assistant", content=None, refusal="I can") + delta(refusal="not.")
     shape = SHAPES["openai"]
-    told = await answer_of(shape, stream(sent + delta("stop")))
-    assert told == [TextDelta("I cannot."), AnswerDone("end_turn")]
+    joined = await answer_of(shape, stream(sent + delta("stop")))
+    assert joined == [TextDelta("I cannot."), AnswerDone("end_turn")]
 
 
-async def test_thoughts_in_tags_stay_text() -> None:
+async def test_reasoning_in_think_tags_stays_text() -> None:
     sent = delta(content="<think>hm</think>") + delta("stop", content="Yes.")
-    told = await answer_of(SHAPES["vllm"], stream(sent))
-    assert told == [TextDelta("<think>hm</think>Yes."), AnswerDone("end_turn")]
+    joined = await answer_of(SHAPES["vllm"], stream(sent))
+    assert joined == [TextDelta("<think>hm</think>Yes."), AnswerDone("end_turn")]
 
 
 @pytest.mark.parametrize(
-    ("sent", "title", "said", "transient"),
+    ("sent", "title", "message", "transient"),
     [
         pytest.param(
             data(
@@ -201,7 +201,7 @@ async def test_thoughts_in_tags_stay_text() -> None:
         pytest.param(
             data({"choices": [{"error": {"code": 429, "message": "slow"}, "delta": {}}]}),
             "Too many requests",
-            "acme asks for patience (429): slow",
+            "acme limits the rate of requests (429): slow",
             True,
             id="openrouter: an error within the choice",
         ),
@@ -245,10 +245,10 @@ async def test_thoughts_in_tags_stay_text() -> None:
     ],
 )
 async def test_an_error_in_the_middle_of_a_stream_ends_it(
-    sent: bytes, title: str, said: str, *, transient: bool
+    sent: bytes, title: str, message: str, *, transient: bool
 ) -> None:
     failure = await failure_of(stream(delta(content="a") + sent + b"data: [DONE]\n\n"))
-    assert (failure.title, failure.message, failure.transient) == (title, said, transient)
+    assert (failure.title, failure.message, failure.transient) == (title, message, transient)
 
 
 @pytest.mark.parametrize("vendor", ["openai", "openrouter", "mistral", "gemini", "ollama"])
@@ -269,12 +269,12 @@ async def test_an_error_in_the_middle_of_a_stream_ends_it(
         (Scripted(body="<html></html>"), "Unreadable answer"),
     ],
 )
-async def test_trouble_is_the_same_with_every_accent(
+async def test_a_fault_has_the_same_title_for_every_vendor(
     vendor: str, reply: Scripted, title: str
 ) -> None:
     async with open_model_server(Script([reply])) as server:
         access = ProviderAccess(vendor=vendor, base_url=server.url)
-        # Short only where somebody falls silent: a busy machine is no failure.
+        # Short only where the provider stops answering: a busy machine must not fail.
         stall_s = WAIT_S if reply.stall_after is None else 0.3
         async with open_model("", access=access, stall_s=stall_s) as model:
             with pytest.raises(ModelFailed) as caught:

@@ -1,6 +1,6 @@
-"""One answer in the shape in which each vendor streams it, written from public documentation.
+"""One answer as streamed by each vendor, written from public documentation.
 
-It is always the same answer: a thought where the vendor tells thoughts, words, two calls, usage.
+It is always the same answer: reasoning if the vendor sends it, text, two calls and usage.
 """
 
 import json
@@ -19,29 +19,29 @@ from culm.model.base import (
 from culm.wire.codec import Json
 
 THOUGHT = ("I list ", "both.")
-WORDS = ("Grüße, ", "🦆!")
+TEXT = ("Grüße, ", "🦆!")
 ARGUMENTS = ('{"path":"a"}', '{"path":"b"}')
 DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A whole stream, and what of the answer differs for this vendor."""
+    """A complete stream and the vendor's differences in the answer."""
 
     stream: bytes
     vendor: str = ""
     thinks: bool = True
     ids: tuple[str, str] = ("call_a", "call_b")
     usage: TokenUsage | None = field(default=TokenUsage(10, 9))
-    signature: str = ""  # Told right before the first call.
-    last_signature: str = ""  # Told after everything.
+    signature: str = ""  # Sent right before the first call.
+    last_signature: str = ""  # Sent at the end.
 
     @property
     def events(self) -> list[ModelEvent]:
-        """With what came together told together."""
+        """The expected events, with adjacent deltas joined."""
         return [
             *([ReasoningDelta("".join(THOUGHT))] if self.thinks else []),
-            TextDelta("".join(WORDS)),
+            TextDelta("".join(TEXT)),
             *([ReasoningDelta("", self.signature)] if self.signature else []),
             CallStarted(0, self.ids[0], "ls"),
             CallDelta(0, ARGUMENTS[0]),
@@ -59,7 +59,7 @@ def event(value: Json) -> bytes:
 
 
 def chunk(delta: Json, finish: str | None = None, /, choice: Json = None, **more: Json) -> bytes:
-    """One chunk; `choice` and `more` are what this vendor has beside the usual."""
+    """Encode one chunk; `choice` and `more` are the vendor's additional fields."""
     one: dict[str, Json] = {"index": 0, "delta": delta, "finish_reason": finish}
     one |= choice or {}
     head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -67,12 +67,12 @@ def chunk(delta: Json, finish: str | None = None, /, choice: Json = None, **more
 
 
 def whole_call(n: int, /, **fields: Json) -> dict[str, Json]:
-    """A call in one piece."""
+    """Return a call in one piece."""
     function = {"name": "ls", "arguments": ARGUMENTS[n]}
     return {"index": n, "id": f"call_{'ab'[n]}", "type": "function", "function": function} | fields
 
 
-def begun_call(n: int) -> dict[str, Json]:
+def started_call(n: int) -> dict[str, Json]:
     function = {"name": "ls", "arguments": ""}
     return {"index": n, "id": f"call_{'ab'[n]}", "type": "function", "function": function}
 
@@ -88,8 +88,8 @@ def usage_chunk(**usage: Json) -> bytes:
 
 
 def streamed_calls(**choice: Json) -> bytes:
-    """Both calls, each with its name first and its arguments in pieces."""
-    pieces = [piece for n in (0, 1) for piece in (begun_call(n), *argument_pieces(n))]
+    """Encode both calls, each with its name first and its arguments in pieces."""
+    pieces = [piece for n in (0, 1) for piece in (started_call(n), *argument_pieces(n))]
     return b"".join(chunk({"tool_calls": [piece]}, choice=choice) for piece in pieces)
 
 
@@ -97,15 +97,15 @@ def whole_calls(*calls: Json) -> bytes:
     return b"".join(chunk({"tool_calls": [one]}) for one in calls)
 
 
-def words(*names: str) -> bytes:
-    """The thought under the name that the vendor has for it, and the words."""
+def text_chunks(*names: str) -> bytes:
+    """Encode the reasoning under the vendor's field names, and the text."""
     thoughts = [chunk({"content": None, **dict.fromkeys(names, t)}) for t in THOUGHT if names]
-    return b"".join(thoughts) + b"".join(chunk({"content": text}) for text in WORDS)
+    return b"".join(thoughts) + b"".join(chunk({"content": text}) for text in TEXT)
 
 
 OPENAI = Shape(
     chunk({"role": "assistant", "content": "", "refusal": None}, choice={"logprobs": None})
-    + words()
+    + text_chunks()
     + streamed_calls(logprobs=None)
     + chunk({}, "tool_calls", service_tier="default", system_fingerprint="fp_1", usage=None)
     + usage_chunk(
@@ -139,7 +139,7 @@ OPENROUTER = Shape(
         for text in THOUGHT
     )
     + chunk({"content": "", "reasoning_details": [_DETAIL | {"signature": "c2ln"}]})
-    + words()
+    + text_chunks()
     + chunk({"content": "", "reasoning": None, "reasoning_details": [_SEALED]})
     + streamed_calls(native_finish_reason=None)
     + chunk({"content": ""}, "tool_calls", choice={"native_finish_reason": "tool_use"})
@@ -167,7 +167,7 @@ OPENROUTER = Shape(
 
 GROQ = Shape(
     chunk({"role": "assistant", "content": ""}, x_groq={"id": "req_1"})
-    + words("reasoning")
+    + text_chunks("reasoning")
     + chunk({"tool_calls": [whole_call(0), whole_call(1)]}, choice={"logprobs": None})
     + chunk(
         {},
@@ -190,7 +190,7 @@ GROQ = Shape(
 DEEPSEEK = Shape(
     b": keep-alive\n\n"
     + chunk({"role": "assistant", "content": None, "reasoning_content": ""})
-    + words("reasoning_content")
+    + text_chunks("reasoning_content")
     + b": keep-alive\n\n"
     + streamed_calls(logprobs=None)
     + chunk(
@@ -216,8 +216,8 @@ MISTRAL = Shape(
         chunk({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": text}]}]})
         for text in THOUGHT
     )
-    + chunk({"content": [{"type": "text", "text": WORDS[0]}]})
-    + chunk({"content": WORDS[1]})
+    + chunk({"content": [{"type": "text", "text": TEXT[0]}]})
+    + chunk({"content": TEXT[1]})
     + chunk(
         {
             "content": "",
@@ -233,7 +233,7 @@ MISTRAL = Shape(
 
 XAI = Shape(
     b"".join(chunk({"role": "assistant", "reasoning_content": text}) for text in THOUGHT)
-    + b"".join(chunk({"role": "assistant", "content": text}) for text in WORDS)
+    + b"".join(chunk({"role": "assistant", "content": text}) for text in TEXT)
     + chunk({"role": "assistant", "content": "", "tool_calls": [whole_call(0), whole_call(1)]})
     + chunk({"role": "assistant", "content": ""}, "tool_calls")
     + usage_chunk(
@@ -251,7 +251,7 @@ XAI = Shape(
 
 _GEMINI_USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 19}
 GEMINI = Shape(
-    b"".join(chunk({"role": "assistant", "content": text}) for text in WORDS)
+    b"".join(chunk({"role": "assistant", "content": text}) for text in TEXT)
     + chunk(
         {
             "role": "assistant",
@@ -277,7 +277,7 @@ OLLAMA = Shape(
         )
         for text in THOUGHT
     )
-    + b"".join(chunk({"role": "assistant", "content": text}) for text in WORDS)
+    + b"".join(chunk({"role": "assistant", "content": text}) for text in TEXT)
     + chunk({"role": "assistant", "content": "", "tool_calls": [whole_call(0)]})
     + chunk({"role": "assistant", "content": "", "tool_calls": [whole_call(1, index=0)]})
     + chunk({"role": "assistant", "content": ""}, "tool_calls")
@@ -288,7 +288,7 @@ OLLAMA = Shape(
 
 LLAMACPP = Shape(
     chunk({"role": "assistant", "content": None})
-    + words("reasoning_content")
+    + text_chunks("reasoning_content")
     + streamed_calls()
     + chunk({}, "tool_calls")
     + usage_chunk(prompt_tokens=10, completion_tokens=9, total_tokens=19).replace(
@@ -300,7 +300,7 @@ LLAMACPP = Shape(
 
 LMSTUDIO = Shape(
     chunk({"role": "assistant"})
-    + words("reasoning_content")
+    + text_chunks("reasoning_content")
     + streamed_calls(logprobs=None)
     + chunk({}, "tool_calls", stats={})
     + DONE,
@@ -310,7 +310,7 @@ LMSTUDIO = Shape(
 
 VLLM = Shape(
     chunk({"role": "assistant", "content": ""}, choice={"logprobs": None}, prompt_token_ids=None)
-    + words("reasoning", "reasoning_content")
+    + text_chunks("reasoning", "reasoning_content")
     + streamed_calls(stop_reason=None, token_ids=None)
     + chunk({"content": ""}, "tool_calls", choice={"stop_reason": None})
     + usage_chunk(prompt_tokens=10, completion_tokens=9, total_tokens=19)
@@ -318,13 +318,13 @@ VLLM = Shape(
     "vllm",
 )
 
-# What servers of all kinds have been seen to do, done by one of them.
+# All the observed deviations of different servers in one stream.
 CARELESS = Shape(
     b"\xef\xbb\xbf"
     + (
         chunk({"role": "assistant"})
         + chunk({"reasoning_content": "".join(THOUGHT), "reasoning": "".join(THOUGHT)}, "")
-        + words()
+        + text_chunks()
         + whole_calls(
             {"function": {"name": "ls", "arguments": {"path": "a"}}, "id": None},
             {"function": {"name": "ls", "arguments": {"path": "b"}}, "id": ""},
@@ -338,7 +338,7 @@ CARELESS = Shape(
     usage=None,
 )
 
-# The same answer from a server that does not care that it was asked for a stream.
+# The same answer from a server that ignores the request for a stream.
 UNSTREAMED = Shape(
     json.dumps(
         {
@@ -350,7 +350,7 @@ UNSTREAMED = Shape(
                     "message": {
                         "role": "assistant",
                         "reasoning_content": "".join(THOUGHT),
-                        "content": "".join(WORDS),
+                        "content": "".join(TEXT),
                         "tool_calls": [whole_call(0), whole_call(1)],
                     },
                     "finish_reason": "tool_calls",

@@ -1,4 +1,4 @@
-"""Asks whose time is over: that is how they are closed, whoever noticed it first."""
+"""Overdue asks are expired."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -27,7 +27,7 @@ async def open_asks(clock: FakeClock) -> AsyncGenerator[Asks[PermissionRequest]]
     file.close()
 
 
-def an_ask(clock: FakeClock) -> Ask[PermissionRequest]:
+def make_ask(clock: FakeClock) -> Ask[PermissionRequest]:
     return Ask(REQUEST, RunId("r"), MessageId("m"), deadline=int(clock.now_s()) + 10)
 
 
@@ -37,12 +37,10 @@ async def state_of(asks: Asks[PermissionRequest]) -> str:
 
 
 @pytest.mark.parametrize("gives_up", [False, True])
-async def test_an_ask_whose_time_is_over_is_expired_also_if_who_asked_has_just_given_up(
-    *, gives_up: bool
-) -> None:
+async def test_overdue_ask_is_expired_even_if_the_asker_just_gave_up(*, gives_up: bool) -> None:
     clock = FakeClock()
     async with open_asks(clock) as asks, asyncio.TaskGroup() as tasks:
-        putting = tasks.create_task(asks.put(an_ask(clock)))
+        putting = tasks.create_task(asks.put(make_ask(clock)))
         while not asks.all():
             await asyncio.sleep(0)
         if gives_up:
@@ -56,10 +54,10 @@ async def test_an_ask_whose_time_is_over_is_expired_also_if_who_asked_has_just_g
             assert (await putting)[1].state == "expired"
 
 
-async def test_what_nobody_answered_before_its_call_came_back_is_expired_and_not_denied() -> None:
+async def test_restored_ask_unanswered_in_time_is_expired_not_denied() -> None:
     clock = FakeClock()
     async with open_asks(clock) as asks:
-        ask = an_ask(clock)
+        ask = make_ask(clock)
         await asks.store.write(open_ask(ask))
         asks.restore(ask)
         assert asks.find_refusal("m", "call-1") is None

@@ -1,4 +1,4 @@
-"""The policy: what is refused, allowed and asked, and that no rule is ever wider than it reads."""
+"""The permission policy: refusals, approvals and asks, and the scope of rules."""
 
 from dataclasses import replace
 from typing import Literal
@@ -22,7 +22,7 @@ from culm.wire.codec import Json
 from culm.wire.rules import PATTERN_CHARS_MAX, RULES_MAX, Rule, parse_approve, parse_rules
 from tests.support import contract
 
-TERMS = PolicyInput("/project", "/home/me")
+INPUT = PolicyInput("/project", "/home/me")
 EDIT = ResolvedAction("edit", "write", paths=("/project/src/a.py",), coverage=("write:/project",))
 LOOK = ResolvedAction("view", "read", paths=("/project/src/a.py",), is_free=True)
 NOTHING = AskPerson()
@@ -35,13 +35,13 @@ def shell(*commands: str) -> ResolvedAction:
     return ResolvedAction("bash", "execute", params=params, commands=commands, coverage=coverage)
 
 
-def untold(text: str) -> ResolvedAction:
-    """A command of which nobody can tell what will run."""
+def unresolved(text: str) -> ResolvedAction:
+    """A command that cannot be resolved."""
     return ResolvedAction("bash", "execute", params={"command": text}, commands=None)
 
 
 def by(*rules: Rule) -> PolicyInput:
-    return replace(TERMS, rules=rules)
+    return replace(INPUT, rules=rules)
 
 
 def denied(rule: str) -> Refuse:
@@ -49,7 +49,7 @@ def denied(rule: str) -> Refuse:
 
 
 def asked(rule: str) -> AskPerson:
-    return AskPerson(f"a rule wants it asked: ask {rule}")
+    return AskPerson(f"a rule requires approval: ask {rule}")
 
 
 # --- the order
@@ -63,93 +63,97 @@ EVERYTHING = replace(
 
 
 @pytest.mark.parametrize(
-    ("terms", "verdict"),
+    ("policy_input", "verdict"),
     [
-        (TERMS, NOTHING),
+        (INPUT, NOTHING),
         (by(ALLOW, ASK, DENY), denied("tool edit")),
         (replace(EVERYTHING, rules=(DENY,)), denied("tool edit")),
         (by(ALLOW, ASK), asked("tool edit")),
         (by(ALLOW), BY_RULE),
-        (replace(TERMS, skip=True), Allow("skip")),
+        (replace(INPUT, skip=True), Allow("skip")),
         (replace(by(ASK), skip=True), Allow("skip")),
-        (replace(TERMS, allowed_tools=("edit",)), Allow("allowed_tools")),
-        (replace(TERMS, allowed_tools=("edit:write",)), Allow("allowed_tools")),
+        (replace(INPUT, allowed_tools=("edit",)), Allow("allowed_tools")),
+        (replace(INPUT, allowed_tools=("edit:write",)), Allow("allowed_tools")),
         (replace(by(ASK), allowed_tools=("edit",)), asked("tool edit")),
         (replace(by(ASK), hook="allow"), Allow("hook")),
         (replace(by(ASK), granted=GRANTED), Allow("grant")),
-        (replace(TERMS, granted=GRANTED, hook="allow"), Allow("hook")),
+        (replace(INPUT, granted=GRANTED, hook="allow"), Allow("hook")),
         (replace(by(ALLOW), hook="allow", granted=GRANTED), BY_RULE),
-        (replace(TERMS, granted={"write:/other"}), NOTHING),
-        (replace(TERMS, approve="ask"), NOTHING),
+        (replace(INPUT, granted={"write:/other"}), NOTHING),
+        (replace(INPUT, approve="ask"), NOTHING),
         (replace(by(ASK), approve="allow"), Allow("approve")),
-        (replace(TERMS, approve=(ALLOW,)), Allow("approve")),
-        (replace(TERMS, approve=(ALLOW, ASK)), NOTHING),
-        (replace(TERMS, approve=(Rule("allow", tool="write"),)), NOTHING),
-        (replace(TERMS, approve=()), NOTHING),
+        (replace(INPUT, approve=(ALLOW,)), Allow("approve")),
+        (replace(INPUT, approve=(ALLOW, ASK)), NOTHING),
+        (replace(INPUT, approve=(Rule("allow", tool="write"),)), NOTHING),
+        (replace(INPUT, approve=()), NOTHING),
         (
-            replace(TERMS, approve="deny"),
-            Refuse("approve", "whoever started this run denies what would be asked"),
+            replace(INPUT, approve="deny"),
+            Refuse("approve", "the caller of this run denies calls that need approval"),
         ),
         (
-            replace(TERMS, approve=(ALLOW, DENY)),
-            Refuse("approve", "whoever started this run denies it: deny tool edit"),
+            replace(INPUT, approve=(ALLOW, DENY)),
+            Refuse("approve", "the caller of this run denies it: deny tool edit"),
         ),
-        (replace(TERMS, approve="deny", granted=GRANTED), Allow("grant")),
+        (replace(INPUT, approve="deny", granted=GRANTED), Allow("grant")),
     ],
 )
-def test_of_all_that_is_said_of_a_call_the_first_in_order_decides(
-    terms: PolicyInput, verdict: Allow | Refuse | AskPerson
+def test_first_matching_decision_in_order_wins(
+    policy_input: PolicyInput, verdict: Allow | Refuse | AskPerson
 ) -> None:
-    assert decide(EDIT, terms) == verdict
+    assert decide(EDIT, policy_input) == verdict
 
 
-def test_what_is_harmless_is_asked_about_only_if_a_rule_wants_that() -> None:
-    assert decide(LOOK, TERMS) == Allow("free")
-    assert decide(LOOK, replace(TERMS, approve="deny")) == Allow("free")
+def test_harmless_call_is_asked_about_only_by_rule() -> None:
+    assert decide(LOOK, INPUT) == Allow("free")
+    assert decide(LOOK, replace(INPUT, approve="deny")) == Allow("free")
     assert decide(LOOK, by(Rule("ask", path="src/**"))) == asked("path src/**")
     assert decide(LOOK, by(Rule("deny", path="src/**"))) == denied("path src/**")
 
 
-def test_what_the_caller_of_a_run_denies_is_refused_whatever_else_allows_it() -> None:
+def test_denial_by_the_caller_overrides_everything() -> None:
     deny = Rule("deny", path="src/**")
-    refused = Refuse("approve", "whoever started this run denies it: deny path src/**")
-    assert decide(LOOK, replace(TERMS, approve=(deny,))) == refused
-    assert decide(LOOK, replace(TERMS, approve=(deny,), skip=True, hook="allow")) == refused
+    refused = Refuse("approve", "the caller of this run denies it: deny path src/**")
+    assert decide(LOOK, replace(INPUT, approve=(deny,))) == refused
+    assert decide(LOOK, replace(INPUT, approve=(deny,), skip=True, hook="allow")) == refused
 
 
 @pytest.mark.parametrize("path", ["/project/src/a.py", "/other/src/a.py", "/copy/src/a.py"])
-def test_a_rule_that_denies_or_asks_is_about_every_place_and_one_that_allows_about_the_first(
+def test_deny_and_ask_rules_apply_in_copies_and_allow_rules_do_not(
     path: str,
 ) -> None:
-    terms = replace(TERMS, also_from=("/other", "/copy"))
+    policy_input = replace(INPUT, also_from=("/other", "/copy"))
     edit = replace(EDIT, paths=(path,))
     for glob in ("src/**", "./src/a.py", "**/a.py", "../*/src/**"):
         deny, ask, allow = (Rule(one, path=glob) for one in ("deny", "ask", "allow"))
-        all_of = replace(terms, skip=True, rules=(deny, allow))
+        all_of = replace(policy_input, skip=True, rules=(deny, allow))
         assert decide(edit, all_of) == denied(f"path {glob}")
-        assert decide(edit, replace(terms, rules=(ask, allow))) == asked(f"path {glob}")
-        said = f"whoever started this run denies it: deny path {glob}"
-        assert decide(edit, replace(terms, approve=(deny, allow))) == Refuse("approve", said)
-        is_first = path.startswith(TERMS.workspace) or glob.startswith("..")
-        assert decide(edit, replace(terms, rules=(allow,))) == (BY_RULE if is_first else NOTHING)
+        assert decide(edit, replace(policy_input, rules=(ask, allow))) == asked(f"path {glob}")
+        reason = f"the caller of this run denies it: deny path {glob}"
+        assert decide(edit, replace(policy_input, approve=(deny, allow))) == Refuse(
+            "approve", reason
+        )
+        is_first = path.startswith(INPUT.workspace) or glob.startswith("..")
+        assert decide(edit, replace(policy_input, rules=(allow,))) == (
+            BY_RULE if is_first else NOTHING
+        )
 
 
-def test_a_rule_about_a_place_itself_is_not_about_its_copies() -> None:
-    terms = replace(by(Rule("deny", path="/other/src/**")), also_from=("/other",))
-    assert decide(EDIT, terms) == NOTHING
+def test_absolute_path_rule_does_not_apply_to_copies() -> None:
+    policy_input = replace(by(Rule("deny", path="/other/src/**")), also_from=("/other",))
+    assert decide(EDIT, policy_input) == NOTHING
 
 
-def test_why_an_action_is_asked_about_is_handed_on_unless_a_rule_wants_it() -> None:
+def test_reason_of_an_action_is_kept_unless_a_rule_asks() -> None:
     action = replace(EDIT, why="it is outside the workspace")
-    assert decide(action, TERMS) == AskPerson("it is outside the workspace")
+    assert decide(action, INPUT) == AskPerson("it is outside the workspace")
     assert decide(action, by(Rule("ask"))) == asked("everything")
 
 
-def test_a_grant_covers_an_action_only_if_it_covers_every_grain_of_it() -> None:
+def test_grant_must_cover_every_part_of_an_action() -> None:
     both = shell("git log", "git show")
-    assert decide(both, replace(TERMS, granted={"bash:git log", "bash:git show"})) == Allow("grant")
-    assert decide(both, replace(TERMS, granted={"bash:git log"})) == NOTHING
-    assert decide(replace(both, coverage=()), replace(TERMS, granted={""})) == NOTHING
+    assert decide(both, replace(INPUT, granted={"bash:git log", "bash:git show"})) == Allow("grant")
+    assert decide(both, replace(INPUT, granted={"bash:git log"})) == NOTHING
+    assert decide(replace(both, coverage=()), replace(INPUT, granted={""})) == NOTHING
 
 
 @contract("INV-74")
@@ -157,10 +161,10 @@ def test_a_grant_covers_an_action_only_if_it_covers_every_grain_of_it() -> None:
     "entry",
     ["*", "ed*", "Edit", "EDIT", "edit:", ":write", "edit:*", "edit:read", "edit ", "edit,view"],
 )
-def test_an_entry_of_allowed_tools_that_is_not_exactly_the_tool_or_tool_and_action_allows_nothing(
+def test_allowed_tools_entry_must_match_exactly(
     entry: str,
 ) -> None:
-    assert decide(EDIT, replace(TERMS, allowed_tools=(entry,))) == NOTHING
+    assert decide(EDIT, replace(INPUT, allowed_tools=(entry,))) == NOTHING
 
 
 # --- tools and actions
@@ -179,9 +183,7 @@ def test_an_entry_of_allowed_tools_that_is_not_exactly_the_tool_or_tool_and_acti
         (Rule("allow", tool="edit", command="*"), False),  # It runs no command.
     ],
 )
-def test_a_rule_is_about_the_tools_and_actions_that_its_globs_name(
-    rule: Rule, *, matches: bool
-) -> None:
+def test_rule_applies_to_tools_and_actions_its_globs_match(rule: Rule, *, matches: bool) -> None:
     assert (decide(EDIT, by(rule)) == BY_RULE) is matches
 
 
@@ -226,14 +228,14 @@ def test_a_rule_is_about_the_tools_and_actions_that_its_globs_name(
         ("a/../src/**", "/project/src/a", False),
     ],
 )
-def test_a_glob_means_paths_from_the_workspace_the_root_or_the_home(
+def test_path_glob_is_relative_to_workspace_root_or_home(
     glob: str, path: str, *, matches: bool
 ) -> None:
     for bad in (True, False):
-        assert path_matches(glob, path, TERMS, bad=bad) is matches
+        assert path_matches(glob, path, INPUT, bad=bad) is matches
 
 
-def test_of_several_paths_one_suffices_to_narrow_and_all_are_needed_to_allow() -> None:
+def test_one_path_suffices_to_restrict_and_all_must_match_to_allow() -> None:
     two = replace(EDIT, paths=("/project/src/a.py", "/project/secrets/key"))
     assert decide(two, by(Rule("deny", path="secrets/**"))) == denied("path secrets/**")
     assert decide(two, by(Rule("ask", path="secrets/**"))) == asked("path secrets/**")
@@ -241,12 +243,12 @@ def test_of_several_paths_one_suffices_to_narrow_and_all_are_needed_to_allow() -
     assert decide(two, by(Rule("allow", path="{src,secrets}/**"))) == BY_RULE
 
 
-def test_a_rule_about_paths_neither_allows_nor_denies_what_names_none() -> None:
+def test_path_rule_does_not_apply_to_an_action_without_paths() -> None:
     for rule in (Rule("allow", path="**"), Rule("deny", path="**")):
         assert decide(replace(EDIT, paths=()), by(rule)) == NOTHING
 
 
-def test_a_glob_that_cannot_be_read_denies_everywhere_and_allows_nowhere() -> None:
+def test_invalid_glob_denies_everywhere_and_allows_nowhere() -> None:
     bad = "{a,b}" * 10
     assert isinstance(decide(EDIT, by(Rule("deny", path=bad))), Refuse)
     assert decide(EDIT, by(Rule("allow", path=bad))) == NOTHING
@@ -279,20 +281,20 @@ def test_a_glob_that_cannot_be_read_denies_everywhere_and_allows_nowhere() -> No
         ("a?", "ab", True),
     ],
 )
-def test_a_pattern_matches_a_command_word_by_word(
+def test_pattern_matches_a_command_word_by_word(
     pattern: str, command: str, *, matches: bool
 ) -> None:
     assert command_matches(pattern, command) is matches
 
 
-def test_a_program_given_by_its_path_is_denied_by_its_name_and_not_allowed_by_it() -> None:
+def test_program_given_by_path_is_denied_by_name_but_not_allowed_by_it() -> None:
     here = shell("./tools/rm -r x")
     assert decide(here, by(Rule("deny", command="rm *"))) == denied("command 'rm *'")
     assert decide(here, by(Rule("allow", command="rm *"))) == NOTHING
     assert decide(here, by(Rule("allow", command="./tools/rm *"))) == BY_RULE
 
 
-def test_each_command_of_a_list_may_be_allowed_by_a_rule_of_its_own() -> None:
+def test_each_command_of_a_list_may_be_allowed_by_its_own_rule() -> None:
     rules = Rule("allow", command="git log *"), Rule("allow", tool="bash", command="ls *")
     assert decide(shell("git log -3", "ls"), by(*rules)) == BY_RULE
     assert decide(shell("git log -3", "ls", "rm x"), by(*rules)) == NOTHING
@@ -312,69 +314,72 @@ def test_each_command_of_a_list_may_be_allowed_by_a_rule_of_its_own() -> None:
         ("py*", "$X", True),  # Which program is meant is open.
     ],
 )
-def test_where_nobody_can_tell_what_will_run_the_name_of_a_denied_program_is_enough(
+def test_unresolvable_command_naming_a_denied_program_is_denied(
     pattern: str, text: str, *, is_denied: bool
 ) -> None:
-    verdict = decide(untold(text), replace(by(Rule("deny", command=pattern)), skip=True))
+    verdict = decide(unresolved(text), replace(by(Rule("deny", command=pattern)), skip=True))
     assert verdict == (denied(f"command {pattern!r}") if is_denied else Allow("skip"))
 
 
-def test_where_nobody_can_tell_what_will_run_the_name_of_a_denied_path_is_enough() -> None:
+def test_unresolvable_command_naming_a_denied_path_is_denied() -> None:
     rule = Rule("deny", path="config/**/.env")
-    assert decide(untold("cat $X/config/.env"), by(rule)) == denied("path config/**/.env")
-    assert decide(untold("cat $X/other"), by(rule)) == NOTHING
+    assert decide(unresolved("cat $X/config/.env"), by(rule)) == denied("path config/**/.env")
+    assert decide(unresolved("cat $X/other"), by(rule)) == NOTHING
 
 
-def test_where_nobody_can_tell_what_will_run_no_rule_about_commands_or_paths_allows_it() -> None:
+def test_unresolvable_command_is_not_allowed_by_command_or_path_rules() -> None:
     rules = Rule("allow", command="*"), Rule("allow", path="/**"), Rule("allow", tool="edit")
-    action = replace(untold("ls $X"), paths=("/project",))
+    action = replace(unresolved("ls $X"), paths=("/project",))
     assert decide(action, by(*rules)) == NOTHING
     assert decide(action, by(Rule("allow", tool="bash"))) == BY_RULE
 
 
-def test_where_a_command_works_does_not_allow_what_it_does() -> None:
+def test_working_directory_does_not_allow_a_command() -> None:
     there = replace(shell("curl evil"), paths=("/project/src",))
     assert decide(there, by(Rule("allow", path="src/**"))) == NOTHING
     assert decide(there, by(Rule("allow", path="src/**", command="curl *"))) == BY_RULE
     assert decide(there, by(Rule("allow", path="doc/**", command="curl *"))) == NOTHING
 
 
-# --- as they are written
+# --- parsing
 
 
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        ("allow", "a list of rules is wanted"),
-        ([{"tool": "bash"}], "rule 1 is wrong: Object missing required field `decision`"),
-        ([{"decision": "allow"}, {"decision": "Allow"}], "rule 2 is wrong: "),
-        ([{"decision": "allow", "comand": "ls"}], "rule 1 is wrong: Object contains unknown field"),
-        ([{"decision": "deny", "path": 1}], "rule 1 is wrong: Expected `str`, got `int`"),
-        ([{"decision": "deny", "path": "a" * (PATTERN_CHARS_MAX + 1)}], "rule 1 is wrong: "),
-        (["deny"], "rule 1 is wrong: Expected `object`, got `str`"),
+        ("allow", "rules must be a list"),
+        ([{"tool": "bash"}], "rule 1 is invalid: Object missing required field `decision`"),
+        ([{"decision": "allow"}, {"decision": "Allow"}], "rule 2 is invalid: "),
+        (
+            [{"decision": "allow", "comand": "ls"}],
+            "rule 1 is invalid: Object contains unknown field",
+        ),
+        ([{"decision": "deny", "path": 1}], "rule 1 is invalid: Expected `str`, got `int`"),
+        ([{"decision": "deny", "path": "a" * (PATTERN_CHARS_MAX + 1)}], "rule 1 is invalid: "),
+        (["deny"], "rule 1 is invalid: Expected `object`, got `str`"),
         ([{"decision": "deny"}] * (RULES_MAX + 1), "too many rules"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_rule_that_is_wrong_is_refused_and_named(value: Json, problem: str) -> None:
+def test_invalid_rule_is_refused_by_number(value: Json, problem: str) -> None:
     for parse in (parse_rules, parse_approve):
         if value != "allow" or parse is parse_rules:
             with pytest.raises(InvalidRequest, match=problem):
                 parse(value)
 
 
-def test_what_a_caller_approves_is_a_word_or_rules() -> None:
+def test_approve_is_a_keyword_or_a_list_of_rules() -> None:
     rules: Json = [{"decision": "allow", "tool": "edit", "path": None}]
     assert parse_approve(rules) == parse_rules(rules) == (Rule("allow", tool="edit"),)
-    words: list[Json] = ["ask", "allow", "deny", "", None, []]
-    assert [parse_approve(one) for one in words] == ["ask", "allow", "deny", None, None, ()]
+    keywords: list[Json] = ["ask", "allow", "deny", "", None, []]
+    assert [parse_approve(one) for one in keywords] == ["ask", "allow", "deny", None, None, ()]
     others: list[Json] = ["yes", 1, {}, True]
     for wrong in others:
         with pytest.raises(InvalidRequest, match="approve must be"):
             parse_approve(wrong)
 
 
-# --- whatever the rules are
+# --- properties of all rules
 
 NAMES = st.sampled_from(["*", "bash", "edit", "view", "b*", "exec*", "write", ""])
 PATHS = ["", "**", "src/**", "/project/src/a.py", "/etc/**", "~/**", "*.py", "{a,b}" * 10]
@@ -396,7 +401,7 @@ ACTIONS = st.builds(
     coverage=st.lists(st.sampled_from(["a", "b"])).map(tuple[str, ...]),
 )
 SEVERAL = st.lists(RULES, max_size=4).map(tuple[Rule, ...])
-ALL_TERMS = st.builds(
+ALL_INPUTS = st.builds(
     PolicyInput,
     st.just("/project"),
     st.just("/home/me"),
@@ -409,8 +414,8 @@ ALL_TERMS = st.builds(
 )
 
 
-def width(action: ResolvedAction, terms: PolicyInput) -> Literal[0, 1, 2]:
-    match decide(action, terms):
+def width(action: ResolvedAction, policy_input: PolicyInput) -> Literal[0, 1, 2]:
+    match decide(action, policy_input):
         case Refuse():
             return 0
         case AskPerson():
@@ -419,34 +424,36 @@ def width(action: ResolvedAction, terms: PolicyInput) -> Literal[0, 1, 2]:
             return 2
 
 
-@given(ACTIONS, ALL_TERMS)
-def test_what_a_rule_denies_nothing_else_allows(action: ResolvedAction, terms: PolicyInput) -> None:
-    alone = PolicyInput(terms.workspace, terms.home, terms.rules)
+@given(ACTIONS, ALL_INPUTS)
+def test_denial_by_rule_is_never_overridden(
+    action: ResolvedAction, policy_input: PolicyInput
+) -> None:
+    alone = PolicyInput(policy_input.workspace, policy_input.home, policy_input.rules)
     if isinstance(verdict := decide(action, alone), Refuse):
-        assert decide(action, terms) == verdict
-    assert terms.skip is False or width(action, terms) in (0, 2)
+        assert decide(action, policy_input) == verdict
+    assert policy_input.skip is False or width(action, policy_input) in (0, 2)
 
 
-@given(ACTIONS, ALL_TERMS, RULES, st.integers(0, 4))
-def test_a_rule_that_denies_or_asks_never_widens_and_one_that_allows_never_narrows(
-    action: ResolvedAction, terms: PolicyInput, rule: Rule, at: int
+@given(ACTIONS, ALL_INPUTS, RULES, st.integers(0, 4))
+def test_restricting_rule_never_widens_and_allow_rule_never_narrows(
+    action: ResolvedAction, policy_input: PolicyInput, rule: Rule, at: int
 ) -> None:
-    more = replace(terms, rules=(*terms.rules[:at], rule, *terms.rules[at:]))
+    more = replace(policy_input, rules=(*policy_input.rules[:at], rule, *policy_input.rules[at:]))
     if rule.decision == "allow":
-        assert width(action, more) >= width(action, terms)
+        assert width(action, more) >= width(action, policy_input)
     else:
-        assert width(action, more) <= width(action, terms)
+        assert width(action, more) <= width(action, policy_input)
 
 
-@given(ACTIONS, ALL_TERMS)
-def test_in_which_order_rules_are_written_does_not_matter(
-    action: ResolvedAction, terms: PolicyInput
-) -> None:
-    assert width(action, replace(terms, rules=terms.rules[::-1])) == width(action, terms)
+@given(ACTIONS, ALL_INPUTS)
+def test_rule_order_does_not_matter(action: ResolvedAction, policy_input: PolicyInput) -> None:
+    assert width(action, replace(policy_input, rules=policy_input.rules[::-1])) == width(
+        action, policy_input
+    )
 
 
 @given(st.lists(st.sampled_from(LINES), min_size=1, max_size=4), SEVERAL)
-def test_a_list_of_commands_is_allowed_only_if_each_of_them_alone_is(
+def test_command_list_is_allowed_only_if_each_command_is(
     commands: list[str], rules: tuple[Rule, ...]
 ) -> None:
     allowed = decide(shell(*commands), by(*rules)) == BY_RULE
@@ -455,6 +462,6 @@ def test_a_list_of_commands_is_allowed_only_if_each_of_them_alone_is(
 
 @contract("INV-74")
 @given(st.text(max_size=12) | st.sampled_from(["bash", "bash:execute"]))
-def test_only_the_exact_words_in_allowed_tools_allow(entry: str) -> None:
-    allowed = decide(shell("ls"), replace(TERMS, allowed_tools=(entry,)))
+def test_only_exact_allowed_tools_entries_allow(entry: str) -> None:
+    allowed = decide(shell("ls"), replace(INPUT, allowed_tools=(entry,)))
     assert (allowed == Allow("allowed_tools")) is (entry in ("bash", "bash:execute"))

@@ -1,4 +1,4 @@
-"""What tries to get away, and what happens when one of those who watch is killed."""
+"""Escape attempts, and recovery when a shim or supervisor is killed."""
 
 import asyncio
 import os
@@ -11,7 +11,13 @@ import pytest
 from culm.processes.base import ProcessExit, ProcessStartFailed
 from culm.processes.linux import find_stat, is_subreaper, read_table
 from culm.processes.tree import descendants_of
-from tests.processes.yard import WORKSPACE, Yard, is_alive, make_order, open_yard
+from tests.processes.process_harness import (
+    WORKSPACE,
+    ProcessHarness,
+    is_alive,
+    make_request,
+    open_process_harness,
+)
 
 # Forks twice, leaves its session, closes all it has and forgets its environment.
 DAEMON = """
@@ -45,116 +51,120 @@ def open_descriptors() -> list[str]:
 
 
 @pytest.mark.parametrize("case", ESCAPES)
-async def test_what_a_command_detaches_is_ended_with_it(tmp_path: Path, case: str) -> None:
-    async with open_yard(tmp_path) as yard:
+async def test_detached_processes_end_with_their_command(tmp_path: Path, case: str) -> None:
+    async with open_process_harness(tmp_path) as harness:
         script = f"{ESCAPES[case]} exec sleep 100"
-        killed = await yard.bash(script)
+        killed = await harness.bash(script)
         escaped = await killed.pid()
         assert (await killed.kill(0.02)).left == ()
-        ended = await yard.bash(script)
+        ended = await harness.bash(script)
         other = await ended.pid()
-        os.kill(ended.held.pid, signal.SIGKILL)
+        os.kill(ended.handle.pid, signal.SIGKILL)
         assert await ended.wait() == ProcessExit(None, signal.SIGKILL, swept=1)
         assert (is_alive(escaped), is_alive(other)) == (False, False)
 
 
-async def test_a_daemon_without_environment_and_descriptors_is_ended_with_its_command(
+async def test_daemon_without_environment_and_descriptors_ends_with_its_command(
     tmp_path: Path,
 ) -> None:
-    async with open_yard(tmp_path) as yard:
-        running = await yard.python(DAEMON)
+    async with open_process_harness(tmp_path) as harness:
+        running = await harness.python(DAEMON)
         daemon = await running.pid()
         assert await running.wait() == ProcessExit(0, swept=1)
         assert not is_alive(daemon)
 
 
-async def test_a_flood_of_children_is_listed_and_ended(tmp_path: Path) -> None:
+async def test_many_children_are_listed_and_ended(tmp_path: Path) -> None:
     script = f"for i in $(seq {FLOOD}); do setsid sleep 100 & done; echo up; wait"
-    async with open_yard(tmp_path) as yard:
-        running = await yard.bash(script)
+    async with open_process_harness(tmp_path) as harness:
+        running = await harness.bash(script)
         assert await running.line() == "up"
-        (shown,) = await yard.processes.processes(WORKSPACE)
+        (shown,) = await harness.processes.processes(WORKSPACE)
         assert len(shown.pids) >= FLOOD
         assert shown.rss_bytes > FLOOD * 100_000
         assert await running.kill(0) == ProcessExit(None, signal.SIGKILL)
         assert [pid for pid in shown.pids if is_alive(pid)] == []
 
 
-async def test_a_process_that_is_always_another_one_is_ended(tmp_path: Path) -> None:
+async def test_process_that_keeps_forking_away_is_ended(tmp_path: Path) -> None:
     hop = "import os\nwhile True:\n    if os.fork(): os._exit(0)\n    os.setsid()"
-    async with open_yard(tmp_path) as yard:
-        running = await yard.python(hop)
+    async with open_process_harness(tmp_path) as harness:
+        running = await harness.python(hop)
         assert replace(await running.kill(0), swept=0) in (
             ProcessExit(0),
             ProcessExit(None, signal.SIGKILL),
         )
-        assert await yard.processes.processes(WORKSPACE) == []
+        assert await harness.processes.processes(WORKSPACE) == []
 
 
-async def test_a_command_that_kills_its_warden_gains_nothing(tmp_path: Path) -> None:
-    async with open_yard(tmp_path) as yard:
-        running = await yard.bash("setsid sleep 100 & echo $!; wait")
+async def test_command_that_kills_its_shim_is_ended_too(tmp_path: Path) -> None:
+    async with open_process_harness(tmp_path) as harness:
+        running = await harness.bash("setsid sleep 100 & echo $!; wait")
         escaped = await running.pid()
-        os.kill(parent_of(running.held.pid), signal.SIGKILL)  # As the command itself could.
+        os.kill(parent_of(running.handle.pid), signal.SIGKILL)  # As the command itself could.
         exit_ = await running.wait()
         assert replace(exit_, swept=0) == ProcessExit(None, lost=True)
-        assert (is_alive(escaped), is_alive(running.held.pid)) == (False, False)
-        assert await yard.processes.processes(WORKSPACE) == []
-        assert await (await yard.bash("exit 2")).wait() == ProcessExit(2)
+        assert (is_alive(escaped), is_alive(running.handle.pid)) == (False, False)
+        assert await harness.processes.processes(WORKSPACE) == []
+        assert await (await harness.bash("exit 2")).wait() == ProcessExit(2)
 
 
-async def test_a_keeper_that_dies_alone_is_replaced_and_nothing_it_held_is_left(
+async def test_dead_supervisor_is_replaced_and_its_processes_are_ended(
     tmp_path: Path,
 ) -> None:
-    async with open_yard(tmp_path) as yard:
-        deaf = await yard.bash("trap '' TERM; setsid sleep 100 & echo $!; while :; do wait; done")
-        daemon = await yard.python(DAEMON + "import time; time.sleep(100)")
-        pids = [deaf.held.pid, daemon.held.pid, await deaf.pid(), await daemon.pid()]
-        supervisor = parent_of(parent_of(deaf.held.pid))
+    async with open_process_harness(tmp_path) as harness:
+        stubborn = await harness.bash(
+            "trap '' TERM; setsid sleep 100 & echo $!; while :; do wait; done"
+        )
+        daemon = await harness.python(DAEMON + "import time; time.sleep(100)")
+        pids = [stubborn.handle.pid, daemon.handle.pid, await stubborn.pid(), await daemon.pid()]
+        supervisor = parent_of(parent_of(stubborn.handle.pid))
         os.kill(supervisor, signal.SIGKILL)
-        # The next start waits until all is done.
-        assert await (await yard.bash("exit 2")).wait() == ProcessExit(2)
+        # The next start waits until the cleanup is done.
+        assert await (await harness.bash("exit 2")).wait() == ProcessExit(2)
         assert [pid for pid in pids if is_alive(pid)] == []
-        lost = [replace(await running.wait(), swept=0) for running in (deaf, daemon)]
+        lost = [replace(await running.wait(), swept=0) for running in (stubborn, daemon)]
         assert lost == [ProcessExit(None, lost=True)] * 2
-        assert await yard.processes.processes(WORKSPACE) == []
-        # Of the first keeper not even a zombie is left; of the second, itself.
+        assert await harness.processes.processes(WORKSPACE) == []
+        # Of the first supervisor not even a zombie is left; the second one runs.
         below = descendants_of(os.getpid(), read_table())
         assert supervisor not in [stat.pid for stat in below]
-        assert [stat.comm for stat in below if stat.comm != "culm-warden"] == ["culm-keeper"]
+        assert [stat.comm for stat in below if stat.comm != "culm-shim"] == ["culm-supervisor"]
 
 
-async def test_what_loses_warden_and_keeper_at_once_falls_to_the_server(tmp_path: Path) -> None:
-    async with open_yard(tmp_path) as yard:
-        running = await yard.python(DAEMON + "import time; time.sleep(100)")
+async def test_processes_without_shim_and_supervisor_are_ended_by_the_server(
+    tmp_path: Path,
+) -> None:
+    async with open_process_harness(tmp_path) as harness:
+        running = await harness.python(DAEMON + "import time; time.sleep(100)")
         daemon = await running.pid()
-        shim = parent_of(running.held.pid)
+        shim = parent_of(running.handle.pid)
         both = parent_of(shim), shim
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in both:
                 os.kill(pid, number)
         assert replace(await running.wait(), swept=0) == ProcessExit(None, lost=True)
-        assert (is_alive(daemon), is_alive(running.held.pid)) == (False, False)
+        assert (is_alive(daemon), is_alive(running.handle.pid)) == (False, False)
         assert descendants_of(os.getpid(), read_table()) == []
 
 
-async def test_many_processes_leave_no_descriptor_no_child_and_no_folder(tmp_path: Path) -> None:
+async def test_many_processes_leave_no_descriptor_child_or_folder(tmp_path: Path) -> None:
     was_subreaper = is_subreaper()
     before = open_descriptors()
 
-    async def fail(yard: Yard) -> None:
+    async def fail(harness: ProcessHarness) -> None:
         with pytest.raises(ProcessStartFailed):
-            await yard.processes.start(make_order("no-such-command"))
+            await harness.processes.start(make_request("no-such-command"))
 
-    async def succeed(yard: Yard) -> None:
-        await (await yard.bash("sleep 0 &")).wait()
+    async def succeed(harness: ProcessHarness) -> None:
+        await (await harness.bash("sleep 0 &")).wait()
 
-    async def hang(yard: Yard) -> None:
-        await yard.processes.start(make_order("sleep", "100"))
+    async def hang(harness: ProcessHarness) -> None:
+        await harness.processes.start(make_request("sleep", "100"))
 
-    async with open_yard(tmp_path) as yard, asyncio.TaskGroup() as group:
+    async with open_process_harness(tmp_path) as harness, asyncio.TaskGroup() as group:
         for work in (fail, succeed, hang) * 8:
-            group.create_task(work(yard))
+            group.create_task(work(harness))
     assert open_descriptors() == before
     assert descendants_of(os.getpid(), read_table()) == []
     assert list((tmp_path / "custody").iterdir()) == []

@@ -1,4 +1,4 @@
-"""What /proc says, as values; the words between the processes; the tree below one of them."""
+"""/proc parsing, packets between the processes, and process trees."""
 
 import os
 import signal
@@ -44,12 +44,12 @@ def values(thing: object, names: tuple[str, ...]) -> list[object]:
 
 
 @given(pid=COUNTS, parent=COUNTS, group=COUNTS, ticks=COUNTS, pages=COUNTS, name=st.binary())
-def test_a_process_is_read_whatever_its_name_holds(
+def test_stat_is_parsed_whatever_the_process_name(
     pid: int, parent: int, group: int, ticks: int, pages: int, name: bytes
 ) -> None:
     rest = [b"S", parent, group, *[7] * 16, ticks, 8, pages, *[9] * 20]
-    words = b" ".join(word if isinstance(word, bytes) else str(word).encode() for word in rest)
-    stat = parse_stat(b"%d (%b) %b\n" % (pid, name, words), page_bytes=2)
+    fields = b" ".join(one if isinstance(one, bytes) else str(one).encode() for one in rest)
+    stat = parse_stat(b"%d (%b) %b\n" % (pid, name, fields), page_bytes=2)
     assert stat is not None
     found = stat.pid, stat.parent, stat.group, stat.start_ticks, stat.rss_bytes, stat.state
     assert found == (pid, parent, group, ticks, pages * 2, "S")
@@ -57,13 +57,13 @@ def test_a_process_is_read_whatever_its_name_holds(
 
 
 @given(st.binary())
-def test_a_line_that_is_no_process_is_nobody(line: bytes) -> None:
+def test_invalid_proc_lines_are_not_parsed(line: bytes) -> None:
     assert parse_stat(line) is None
     assert parse_token(line) is None
     assert parse_process_tag(line) is None
 
 
-def test_mark_and_token_are_found_where_they_are() -> None:
+def test_process_tag_and_token_are_parsed() -> None:
     row = b"Max cpu time  unlimited  unlimited  seconds\nMax realtime timeout      %b us\n"
     assert parse_process_tag(row % b"5                    77                  ") == 77
     assert parse_process_tag(row % b"unlimited            unlimited           ") is None
@@ -71,7 +71,7 @@ def test_mark_and_token_are_found_where_they_are() -> None:
     assert parse_token(b"A=CULM_PROCESS_TOKEN=1\0") is None
 
 
-def test_we_find_ourselves_and_nobody_where_nobody_is() -> None:
+def test_own_process_is_found_and_a_missing_one_is_not() -> None:
     own = find_stat(os.getpid())
     assert own is not None
     assert (own.parent, own.is_alive, own.pid in read_table()) == (os.getppid(), True, True)
@@ -82,7 +82,7 @@ def make_stat(pid: int, parent: int, group: int = 1) -> ProcStat:
     return ProcStat(pid, "name", "S", parent, group, 0, 0)
 
 
-def test_a_tree_is_all_below_its_root_even_if_the_picture_is_torn() -> None:
+def test_descendants_are_found_in_an_inconsistent_table() -> None:
     parents = {2: 1, 3: 2, 4: 3, 5: 2, 6: 1, 7: 8, 8: 7, 9: 9}
     table = {pid: make_stat(pid, parent) for pid, parent in parents.items()}
     assert [stat.pid for stat in descendants_of(2, table)] == [3, 5, 4]
@@ -90,13 +90,13 @@ def test_a_tree_is_all_below_its_root_even_if_the_picture_is_torn() -> None:
     assert descendants_of(10, table) == []
 
 
-def test_our_own_group_is_never_among_those_that_are_ended() -> None:
+def test_own_process_group_is_never_ended() -> None:
     members = [make_stat(5, 2, group) for group in (5, 6, 5, 9, 1, 0)]
     assert groups_of(members, own=9) == [5, 6]
 
 
 @given(argv=st.lists(TEXTS), cwd=TEXTS, env=st.lists(TEXTS))
-def test_a_command_arrives_as_it_was_given(argv: list[bytes], cwd: bytes, env: list[bytes]) -> None:
+def test_command_round_trips(argv: list[bytes], cwd: bytes, env: list[bytes]) -> None:
     command = parse_command(encode_command(SpawnCommand(argv, cwd, env)))
     assert (command.argv, command.cwd, command.env) == (argv, cwd, env)
 
@@ -108,16 +108,16 @@ def test_a_command_arrives_as_it_was_given(argv: list[bytes], cwd: bytes, env: l
     left=st.lists(COUNTS, max_size=100),
     lost=st.booleans(),
 )
-def test_an_end_arrives_as_it_was_told(
+def test_command_end_round_trips(
     code: int | None, number: int | None, swept: int, left: list[int], *, lost: bool
 ) -> None:
-    told = CommandEnded(code, number, swept, left, lost=lost)
-    word, *words = encode_ended(told).decode().split(" ")
+    ended = CommandEnded(code, number, swept, left, lost=lost)
+    kind, *fields = encode_ended(ended).decode().split(" ")
     names = CommandEnded.__slots__
-    assert (word, values(parse_ended(words), names)) == ("ended", values(told, names))
+    assert (kind, values(parse_ended(fields), names)) == ("ended", values(ended, names))
 
 
-def test_words_are_heard_even_of_one_who_died_without_listening() -> None:
+def test_packets_of_a_dead_peer_are_received() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         assert receive(ours) == ([], False)
@@ -129,7 +129,7 @@ def test_words_are_heard_even_of_one_who_died_without_listening() -> None:
         assert not send(ours, b"kill 5")
 
 
-def test_descriptors_arrive_in_order_and_no_exec_inherits_them() -> None:
+def test_descriptors_arrive_in_order_and_are_not_inheritable() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         pipes = [os.pipe() for _ in range(100)]
@@ -143,7 +143,7 @@ def test_descriptors_arrive_in_order_and_no_exec_inherits_them() -> None:
             os.close(descriptor)
 
 
-def test_a_socket_tells_silence_from_its_end() -> None:
+def test_receive_distinguishes_silence_from_the_end() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         assert receive_or_end(ours) is None
@@ -151,11 +151,11 @@ def test_a_socket_tells_silence_from_its_end() -> None:
         assert receive_or_end(ours) == (b"word", [])
         send(ours, b"never read")
         theirs.close()
-        # First the complaint that not all was read, then the end: it is over either way.
+        # First the error that not all was read, then the end: it is over either way.
         assert [receive_or_end(ours), receive_or_end(ours)] == [(b"", []), (b"", [])]
 
 
-def test_a_process_is_ended_only_if_it_is_the_one_that_was_meant() -> None:
+def test_process_is_ended_only_if_its_start_time_matches() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         pid, ticks = process.pid, start_ticks_of(process.pid)
         assert [is_alive(pid, ticks), is_alive(pid, ticks + 1)] == [True, False]

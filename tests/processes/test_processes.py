@@ -1,4 +1,4 @@
-"""What custody promises of a process, with a keeper, with another's keeper, and without one."""
+"""Processes under our own supervisor, under a remote one, and without one."""
 
 import asyncio
 import json
@@ -15,36 +15,39 @@ import pytest
 from culm.clock import LoopClock
 from culm.processes.base import ProcessExit, ProcessInfo, ProcessRequest, ProcessStartFailed
 from culm.processes.direct import open_direct_processes
-from tests.processes.yard import (
+from tests.processes.process_harness import (
     ENV,
     OWNER,
     WORKSPACE,
-    Yard,
+    ProcessHarness,
     is_alive,
-    make_order,
-    open_remote_yard,
-    open_yard,
+    make_request,
+    open_process_harness,
+    open_remote_harness,
 )
 from tests.support import WAIT_S
 
 
-@pytest.fixture(params=["keeper", "remote", "direct"])
-async def yard(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Yard]:
-    if request.param == "keeper":
-        async with open_yard(tmp_path) as yard:
-            yield yard
+@pytest.fixture(params=["supervisor", "remote", "direct"])
+async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[ProcessHarness]:
+    if request.param == "supervisor":
+        async with open_process_harness(tmp_path) as harness:
+            yield harness
     elif request.param == "remote":
-        async with open_yard(tmp_path) as server, open_remote_yard(server.processes) as yard:
-            yield yard
+        async with (
+            open_process_harness(tmp_path) as server,
+            open_remote_harness(server.processes) as harness,
+        ):
+            yield harness
     else:
-        with heard_signals():
+        with default_signals():
             async with asyncio.timeout(WAIT_S), open_direct_processes(LoopClock()) as processes:
-                yield Yard(processes)
+                yield ProcessHarness(processes)
 
 
 @contextmanager
-def heard_signals() -> Generator[None]:
-    """Whoever runs the tests in the background has some ignored, which a process inherits."""
+def default_signals() -> Generator[None]:
+    """Restore signals that a background shell ignores: a process would inherit that."""
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
     ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
@@ -56,26 +59,26 @@ def heard_signals() -> Generator[None]:
             signal.signal(number, signal.SIG_IGN)
 
 
-async def test_how_a_process_ends_is_told_to_everyone_who_waits(yard: Yard) -> None:
+async def test_exit_of_a_process_is_reported_to_every_waiter(harness: ProcessHarness) -> None:
     for script, exit_ in (
         ("true", ProcessExit(0)),
         ("exit 3", ProcessExit(3)),
         ("kill -9 $$", ProcessExit(None, signal.SIGKILL)),
         ("exec >&- 2>&- <&-; exit 4", ProcessExit(4)),
     ):
-        running = await yard.bash(script)
+        running = await harness.bash(script)
         async with asyncio.TaskGroup() as group:
-            waiters = [group.create_task(running.held.wait()) for _ in range(3)]
+            waiters = [group.create_task(running.handle.wait()) for _ in range(3)]
         assert [task.result() for task in waiters] == [exit_] * 3
         assert await running.kill() == exit_
-    assert await yard.processes.processes(WORKSPACE) == []
+    assert await harness.processes.processes(WORKSPACE) == []
 
 
-async def test_a_waiter_that_is_cancelled_takes_nobody_with_it(yard: Yard) -> None:
-    running = await yard.bash("exec sleep 100")
+async def test_canceled_waiter_does_not_affect_others(harness: ProcessHarness) -> None:
+    running = await harness.bash("exec sleep 100")
     async with asyncio.TaskGroup() as group:
-        patient = group.create_task(running.held.wait())
-        impatient = group.create_task(running.held.wait())
+        patient = group.create_task(running.handle.wait())
+        impatient = group.create_task(running.handle.wait())
         await asyncio.sleep(0)
         impatient.cancel()
         await asyncio.sleep(0)
@@ -83,40 +86,44 @@ async def test_a_waiter_that_is_cancelled_takes_nobody_with_it(yard: Yard) -> No
     assert patient.result() == ProcessExit(None, signal.SIGTERM)
 
 
-async def test_further_descriptors_arrive_in_their_order_whatever_their_numbers_were(
-    yard: Yard,
+async def test_extra_descriptors_arrive_in_order(
+    harness: ProcessHarness,
 ) -> None:
     pipes = [os.pipe() for _ in range(3)]
     null = os.open(os.devnull, os.O_RDWR)
-    mouths = [mouth for _, mouth in reversed(pipes)]  # The highest number comes first.
+    write_fds = [write_fd for _, write_fd in reversed(pipes)]  # The highest number comes first.
     script = "echo three >&3; echo four >&4; echo five >&5; ! echo six >&6"
-    order = make_order("bash", "-c", script, descriptors=(null, null, null, *mouths))
-    held = await yard.processes.start(order)
-    for descriptor in (null, *mouths):
+    process_request = make_request("bash", "-c", script, descriptors=(null, null, null, *write_fds))
+    handle = await harness.processes.start(process_request)
+    for descriptor in (null, *write_fds):
         os.close(descriptor)
-    assert await held.wait() == ProcessExit(0)
-    assert [os.read(ear, 100) for ear, _ in reversed(pipes)] == [b"three\n", b"four\n", b"five\n"]
-    for ear, _ in pipes:
-        os.close(ear)
+    assert await handle.wait() == ProcessExit(0)
+    assert [os.read(read_fd, 100) for read_fd, _ in reversed(pipes)] == [
+        b"three\n",
+        b"four\n",
+        b"five\n",
+    ]
+    for read_fd, _ in pipes:
+        os.close(read_fd)
 
 
-async def test_a_process_gets_its_descriptors_environment_and_directory_and_nothing_else(
-    yard: Yard, tmp_path: Path
+async def test_process_gets_only_its_descriptors_environment_and_directory(
+    harness: ProcessHarness, tmp_path: Path
 ) -> None:
     big = {**ENV, "BIG": "ä" * 60_000, "BIGGER": "x" * 100_000, "ODD": "\udcff"}
-    ear, mouth = os.pipe()
+    read_fd, write_fd = os.pipe()
     argv = [sys.executable, "-I", "-S", "-c", LOOK_AROUND]
-    held = await yard.processes.start(
-        ProcessRequest(argv, str(tmp_path), big, OWNER, (mouth, mouth))
+    handle = await harness.processes.start(
+        ProcessRequest(argv, str(tmp_path), big, OWNER, (write_fd, write_fd))
     )
-    os.close(mouth)
-    assert await held.wait() == ProcessExit(0)
-    said = json.loads(os.read(ear, 1 << 16))
-    os.close(ear)
-    assert said == {
+    os.close(write_fd)
+    assert await handle.wait() == ProcessExit(0)
+    report = json.loads(os.read(read_fd, 1 << 16))
+    os.close(read_fd)
+    assert report == {
         "cwd": str(tmp_path),
         "env": {name: len(os.fsencode(big[name])) for name in sorted(big)},
-        "descriptors": ["0", "1", "2", "3"],  # The last is the one by which it looks.
+        "descriptors": ["0", "1", "2", "3"],  # The last one lists the folder.
         "leads": True,
         "ignored": "0000000000000000",
         "blocked": "0000000000000000",
@@ -133,7 +140,7 @@ print(json.dumps({
     "descriptors": sorted(os.listdir("/proc/self/fd")),
     "leads": os.getsid(0) == os.getpid(),
     # But for the two signals that Python itself ignores, and 32 and 33, which belong to the C
-    # library: who is started by its posix_spawn ignores them, and nobody can change that.
+    # library: its posix_spawn makes the child ignore them, and nothing can change that.
     "ignored": hex(int(status["SigIgn"], 16) & ~0x1001000 & ~0x180000000)[2:].zfill(16),
     "blocked": status["SigBlk"].strip(),
 }), flush=True)
@@ -153,110 +160,114 @@ FAILURES: Mapping[str, tuple[list[str], str]] = {
     ),
     "no program": (
         ["./empty"],
-        "`./empty` cannot be executed: it is no program and names no interpreter",
+        "`./empty` cannot be executed: it is not a program and names no interpreter",
     ),
     "too long": (
         ["true", *["x" * 100_000] * 60],
         "`true` cannot be executed: its arguments and environment are too long",
     ),
-    "NUL": (["true", "a\0b"], "an argument holds a NUL, which no process can be given"),
-    "lone surrogate": (["true", "\ud800"], "an argument holds what cannot be encoded"),
-    "nothing": ([], "there is no command to start"),
+    "NUL": (["true", "a\0b"], "an argument contains a NUL character"),
+    "lone surrogate": (["true", "\ud800"], "an argument cannot be encoded"),
+    "nothing": ([], "the command is empty"),
 }
 
 
 @pytest.mark.parametrize("case", FAILURES)
-async def test_what_cannot_be_started_is_said_in_words(
-    yard: Yard, tmp_path: Path, case: str
+async def test_start_failure_has_a_readable_message(
+    harness: ProcessHarness, tmp_path: Path, case: str
 ) -> None:
-    argv, words = FAILURES[case]
+    argv, message = FAILURES[case]
     (tmp_path / "plain").write_text("")
     (tmp_path / "orphan").write_text("#!/no/such/interpreter\n")
     (tmp_path / "empty").write_text("text")
     (tmp_path / "orphan").chmod(0o700)
     (tmp_path / "empty").chmod(0o700)
     with pytest.raises(ProcessStartFailed) as failure:
-        await yard.processes.start(make_order(*argv, cwd=str(tmp_path)))
-    assert str(failure.value) == words
-    assert await yard.processes.processes(WORKSPACE) == []
+        await harness.processes.start(make_request(*argv, cwd=str(tmp_path)))
+    assert str(failure.value) == message
+    assert await harness.processes.processes(WORKSPACE) == []
 
 
-async def test_a_directory_or_variable_that_cannot_be_is_said_in_words(
-    yard: Yard, tmp_path: Path
+async def test_invalid_directory_or_variable_has_a_readable_message(
+    harness: ProcessHarness, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     gone = tmp_path / "gone"
-    orders = {
-        f"the working directory {gone} does not exist": make_order("true", cwd=str(gone)),
-        f"{tmp_path / 'file'} is no directory": make_order("true", cwd=str(tmp_path / "file")),
-        "'a=b' is no name of an environment variable": replace(make_order("true"), env={"a=b": ""}),
+    requests = {
+        f"the working directory {gone} does not exist": make_request("true", cwd=str(gone)),
+        f"{tmp_path / 'file'} is not a directory": make_request("true", cwd=str(tmp_path / "file")),
+        "invalid environment variable name: 'a=b'": replace(make_request("true"), env={"a=b": ""}),
     }
-    for words, order in orders.items():
+    for message, process_request in requests.items():
         with pytest.raises(ProcessStartFailed) as failure:
-            await yard.processes.start(order)
-        assert str(failure.value) == words
+            await harness.processes.start(process_request)
+        assert str(failure.value) == message
 
 
-async def test_a_process_that_ignores_requests_is_ended_with_its_children(yard: Yard) -> None:
-    running = await yard.bash("trap '' TERM; sleep 100 & echo $!; while :; do sleep 100; done")
+async def test_process_ignoring_sigterm_is_killed_with_its_children(
+    harness: ProcessHarness,
+) -> None:
+    running = await harness.bash("trap '' TERM; sleep 100 & echo $!; while :; do sleep 100; done")
     child = await running.pid()
     assert await running.kill(0.05) == ProcessExit(None, signal.SIGKILL)
-    assert not is_alive(running.held.pid)
+    assert not is_alive(running.handle.pid)
     assert not is_alive(child)
 
 
-async def test_a_process_may_tidy_up_when_it_is_asked_to_end(yard: Yard) -> None:
-    running = await yard.bash("trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.01; done")
+async def test_process_may_clean_up_on_sigterm(harness: ProcessHarness) -> None:
+    running = await harness.bash(
+        "trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.01; done"
+    )
     assert await running.line() == "up"
-    assert await running.held.kill() == ProcessExit(7)
+    assert await running.handle.kill() == ProcessExit(7)
     assert await running.rest() == "bye\n"
 
 
-async def test_a_start_that_is_cancelled_leaves_no_process(yard: Yard, tmp_path: Path) -> None:
+async def test_canceled_start_leaves_no_process(harness: ProcessHarness, tmp_path: Path) -> None:
     for turns in range(6):
-        ear, mouth = os.pipe()
-        order = make_order("sleep", "100", descriptors=(mouth,))
+        read_fd, write_fd = os.pipe()
+        process_request = make_request("sleep", "100", descriptors=(write_fd,))
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(yard.processes.start(order))
+            task = group.create_task(harness.processes.start(process_request))
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()
         if not task.cancelled():
             await task.result().kill(0)
-        os.close(mouth)
-        # Nobody has it open any more.
-        assert os.read(ear, 1) == b""
-        os.close(ear)
-    assert await yard.processes.processes(WORKSPACE) == []
+        os.close(write_fd)
+        # No process has it open any more.
+        assert os.read(read_fd, 1) == b""
+        os.close(read_fd)
+    assert await harness.processes.processes(WORKSPACE) == []
 
 
-async def test_the_list_shows_what_runs_for_a_workspace_and_ending_all_ends_it(
-    yard: Yard, tmp_path: Path
+async def test_list_shows_a_workspaces_processes_and_end_all_ends_them(
+    harness: ProcessHarness, tmp_path: Path
 ) -> None:
-    mine = await yard.processes.start(make_order("sleep", "100", title="a long rest"))
-    other = await yard.processes.start(
-        replace(make_order("sleep", "100"), owner=replace(OWNER, workspace_id="other"))
+    mine = await harness.processes.start(make_request("sleep", "100", title="a long rest"))
+    other = await harness.processes.start(
+        replace(make_request("sleep", "100"), owner=replace(OWNER, workspace_id="other"))
     )
-    (shown,) = await yard.processes.processes(WORKSPACE)
+    (shown,) = await harness.processes.processes(WORKSPACE)
     expected = ProcessInfo(
         mine.pid, "a long rest", OWNER, shown.age_s, shown.rss_bytes, (mine.pid,), stopping=False
     )
     assert shown == expected
-    assert await yard.processes.end_all(WORKSPACE) == []
+    assert await harness.processes.end_all(WORKSPACE) == []
     assert (is_alive(mine.pid), is_alive(other.pid)) == (False, True)
     assert await mine.wait() == ProcessExit(None, signal.SIGTERM)
-    assert await yard.processes.processes(WORKSPACE) == []
-    assert [each.title for each in await yard.processes.processes("other")] == ["sleep 100"]
+    assert await harness.processes.processes(WORKSPACE) == []
+    assert [each.title for each in await harness.processes.processes("other")] == ["sleep 100"]
 
 
-async def test_what_a_command_leaves_in_the_background_is_ended_with_it(yard: Yard) -> None:
-    running = await yard.bash("trap '' HUP; nohup sleep 100 >/dev/null & echo $!")
+async def test_background_processes_of_a_command_end_with_it(harness: ProcessHarness) -> None:
+    running = await harness.bash("trap '' HUP; nohup sleep 100 >/dev/null & echo $!")
     child = await running.pid()
     assert await running.wait() == ProcessExit(0, swept=1)
     assert not is_alive(child)
 
 
-async def test_what_is_about_to_end_by_itself_may_do_so(yard: Yard) -> None:
-    running = await yard.bash("(sleep 0.01; echo last) & exit 0")
-    assert await running.held.wait() == ProcessExit(0)
+async def test_process_about_to_exit_by_itself_may_finish(harness: ProcessHarness) -> None:
+    running = await harness.bash("(sleep 0.01; echo last) & exit 0")
+    assert await running.handle.wait() == ProcessExit(0)
     assert await running.rest() == "last\n"

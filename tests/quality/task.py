@@ -1,7 +1,7 @@
-"""A task as an agent has it: a small repository, all the tools, and a model that knows its lines.
+"""A complete agent task: a small repository, all the tools and a scripted model.
 
-The server is real, and so are the tools, the shell and the clock. What the model says is given turn
-by turn; a test may look at the results of one turn before it decides on the next.
+The server, the tools, the shell and the clock are real. The replies of the model are given turn by
+turn; a test can look at the results of one turn before it chooses the next.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
 from culm.ids import Ids, SessionId
 from culm.testing.model_server import ModelServer, open_model_server
-from culm.testing.script import Reply, Rule, ScriptedCall
+from culm.testing.script import Reply, ReplyRule, ScriptedCall
 from culm.wire.agent import Prompt
 from culm.wire.asks import PermissionGrant, PermissionRef, PermissionRequest, Resolved
 from culm.wire.codec import Json
-from culm.wire.files import File
 from culm.wire.messages import ToolResult
-from culm.wire.processes import Process
+from culm.wire.sessions import File
+from culm.wire.workspaces import Process
 from tests.flow.probes import script
 from tests.flow.reading import assert_answered, assert_paired, calls_of, results_of, sent_in
-from tests.flow.runs import Heard, open_heard
+from tests.flow.runs import ReceivedEvents, open_received
 from tests.support import WAIT_S, model_config, serve_options
 
 T = TypeVar("T")
@@ -56,33 +56,33 @@ class Task:
         model: ModelServer,
         remote: RemoteWorkspace,
         session_id: SessionId,
-        heard: Heard,
+        events: ReceivedEvents,
         other: Client,
     ) -> None:
         self.folder = folder
         self.model = model
         self.remote = remote
         self.session_id = session_id
-        self.heard = heard
+        self.events = events
         self.other = other
-        self._seen = 0  # Results that were handed out.
+        self._seen = 0  # The number of results returned so far.
 
-    # --- the agent at work
+    # --- runs
 
     async def start(self, *turns: ScriptedCall | Sequence[ScriptedCall], approve: Json) -> str:
-        """Let the model make these calls, each turn at once; returns the run."""
+        """Let the model make these calls, those of a turn in parallel; return the run id."""
         for turn in turns:
             calls = [turn] if isinstance(turn, ScriptedCall) else list(turn)
             self.model.add(Reply(text="Now this.", calls=calls))
         self.model.add(Reply(text="Done."))
-        run_id = f"run-{len(self.heard.completes())}"
+        run_id = f"run-{len(self.events.completes())}"
         body = Prompt(self.session_id, "Go on.", run_id, interactive=True, approve=approve)
         await self.remote.client.request("POST", self.remote.path("/agent"), body)
         return run_id
 
     async def finish(self, run_id: str) -> list[ToolResult]:
-        """Wait for the run's good end; what its calls came to, in their order."""
-        complete = await self.heard.complete(run_id)
+        """Wait for the run's successful end; return the results of its calls in order."""
+        complete = await self.events.complete(run_id)
         assert (complete.text, complete.error, complete.cancelled) == ("Done.", "", False)
         messages = await self.remote.messages(self.session_id)
         assert_answered(messages)
@@ -93,41 +93,41 @@ class Task:
         self._seen += len(results)
         return results
 
-    async def does(
+    async def run_calls(
         self, *turns: ScriptedCall | Sequence[ScriptedCall], approve: Json = "allow"
     ) -> list[str]:
-        """As `start` and `finish`; every call goes well, and this is what each says."""
+        """Start and finish a run whose calls all succeed; return their texts."""
         results = await self.finish(await self.start(*turns, approve=approve))
         assert [result.content for result in results if result.is_error] == []
         return [result.content for result in results]
 
-    async def fails(self, call: ScriptedCall) -> str:
-        """What a call says that does not go well."""
+    async def run_failing_call(self, call: ScriptedCall) -> str:
+        """Run a call that fails; return its error text."""
         (result,) = await self.finish(await self.start(call, approve="allow"))
         assert result.is_error, result.content
         return result.content
 
-    # --- people
+    # --- approvals
 
-    async def request_in(self, number: int = 1) -> PermissionRequest:
-        """The permission request that a client is shown as its first, or as a later one."""
-        await self.heard.until(lambda _: len(self.requests()) >= number)
+    async def wait_for_request(self, number: int = 1) -> PermissionRequest:
+        """Wait for the first permission request, or for a later one."""
+        await self.events.until(lambda _: len(self.requests()) >= number)
         return self.requests()[number - 1]
 
     def requests(self) -> list[PermissionRequest]:
-        """All that were shown so far."""
-        return self.heard.all("permission_request", PermissionRequest)
+        """Return all permission requests so far."""
+        return self.events.all("permission_request", PermissionRequest)
 
     async def answer(self, ask_id: str, action: str) -> None:
-        """Answer a permission request, as another client than the one that began the run."""
+        """Answer a permission request from a second client."""
         path = self.remote.path("/permissions/grant")
         grant = PermissionGrant(PermissionRef(ask_id), action)
         assert (await self.other.ask("POST", path, Resolved, grant)).resolved
 
-    # --- what came of it
+    # --- effects
 
     def tree(self) -> dict[str, bytes]:
-        """Every file of the repository, byte for byte."""
+        """Return every file of the repository with its bytes."""
         return {
             path.relative_to(self.folder).as_posix(): path.read_bytes()
             for path in sorted(self.folder.rglob("*"))
@@ -135,7 +135,7 @@ class Task:
         }
 
     async def versions(self) -> dict[str, list[str]]:
-        """What the history keeps of each file, the oldest first."""
+        """Return the recorded versions of each file, the oldest first."""
         found: dict[str, list[File]] = {}
         for file in await self.ask(f"/sessions/{self.session_id}/history", list[File]):
             found.setdefault(self._name(file.path), []).append(file)
@@ -144,7 +144,7 @@ class Task:
         return {name: [file.content for file in files] for name, files in found.items()}
 
     async def known(self) -> list[str]:
-        """The files that the session has read or written."""
+        """Return the files that the session has read or written."""
         path = f"/sessions/{self.session_id}/filetracker/files"
         return sorted(self._name(path) for path in await self.ask(path, list[str]))
 
@@ -152,7 +152,7 @@ class Task:
         return await self.ask("/processes", list[Process])
 
     async def until_running(self, count: int) -> list[Process]:
-        """Wait until so many commands run."""
+        """Wait until `count` commands run."""
         async with asyncio.timeout(WAIT_S):
             while len(found := await self.processes()) != count:
                 await asyncio.sleep(0.01)
@@ -167,9 +167,9 @@ class Task:
 
 @asynccontextmanager
 async def open_task(
-    folder: Path, tree: Tree, rules: Sequence[Rule] = (), **config: object
+    folder: Path, tree: Tree, rules: Sequence[ReplyRule] = (), **config: object
 ) -> AsyncGenerator[Task]:
-    """A repository that holds `tree`, and an agent in it; `config` is the user's."""
+    """Open a task in a repository with the files of `tree`; `config` is the user's."""
     project = folder / "project"
     await _make_repository(project, tree)
     with tempfile.TemporaryDirectory(prefix="culm-") as short:  # A socket's path must be short.
@@ -183,8 +183,8 @@ async def open_task(
             ):
                 remote = await client.open_workspace(project)
                 session = await remote.create_session("task")
-                async with open_heard(remote) as heard:
-                    task = Task(project, model, remote, session.id, heard, other)
+                async with open_received(remote) as events:
+                    task = Task(project, model, remote, session.id, events, other)
                     yield task
                     assert await task.processes() == []
 

@@ -1,10 +1,10 @@
-"""Work on files as agents do it: found, read, changed, tried, and right to the last byte."""
+"""Complete editing tasks: search, read, change and test files, compared byte for byte."""
 
 import re
 from functools import partial
 from pathlib import Path
 
-from culm.wire.agent import ShellCommand, ShellOutput
+from culm.wire.agent import ShellOutput, ShellRequest
 from culm.wire.sessions import Session, Todo
 from tests.quality.task import bash, open_task, use
 from tests.support import contract
@@ -35,13 +35,13 @@ async def test_a_function_is_renamed_in_every_file_and_its_tests_pass(tmp_path: 
     async with open_task(tmp_path, SHOP) as task:
         edit_test = partial(use, "edit", file_path="test_shop.py")
         named = [name for name in SHOP if name != "shop/__init__.py"]
-        found, *_ = await task.does(
+        found, *_ = await task.run_calls(
             use("grep", pattern=r"\barea\("),
             [use("view", file_path=name) for name in named],
-            approve="deny",  # To look is free.
+            approve="deny",  # Reading needs no approval.
         )
         assert sorted(re.findall(r"^(\S+):$", found, re.MULTILINE)) == named
-        await task.does(
+        await task.run_calls(
             use("edit", file_path="shop/geometry.py", old_string="area", new_string="surface"),
             use("multiedit", file_path="shop/main.py", edits=[
                 {"old_string": "import area", "new_string": "import surface"},
@@ -53,11 +53,11 @@ async def test_a_function_is_renamed_in_every_file_and_its_tests_pass(tmp_path: 
                 edit_test(old_string="(area(2", new_string="(surface(2"),
             ],
         )  # fmt: skip
-        (ran,) = await task.does(
+        (ran,) = await task.run_calls(
             bash("python3 -B -m unittest 2>&1 | tail -1; python3 -B -m shop.main")
         )
         assert ran == "OK\n6 20"
-        status, left = await task.does(
+        status, left = await task.run_calls(
             bash("git status --short"), bash(r"grep -rn '\barea(' ."), approve="deny"
         )
         assert status == " M README.md\n M shop/geometry.py\n M shop/main.py\n M test_shop.py"
@@ -73,27 +73,27 @@ async def test_a_function_is_renamed_in_every_file_and_its_tests_pass(tmp_path: 
         assert task.tree() == after
         versions = await task.versions()
         assert sorted(versions) == await task.known() == named
-        assert {name: kept[0].encode() for name, kept in versions.items()} == {
+        assert {name: recorded[0].encode() for name, recorded in versions.items()} == {
             name: SHOP[name] for name in named
         }
-        assert {name: kept[-1].encode() for name, kept in versions.items()} == {
+        assert {name: recorded[-1].encode() for name, recorded in versions.items()} == {
             name: after[name] for name in named
         }
-        assert {name: len(kept) for name, kept in versions.items()} == {
+        assert {name: len(recorded) for name, recorded in versions.items()} == {
             name: 3 if name == "test_shop.py" else 2 for name in named
         }
 
 
-async def test_a_failing_test_is_understood_and_mended(tmp_path: Path) -> None:
+async def test_a_failing_test_is_diagnosed_and_fixed(tmp_path: Path) -> None:
     broken = {**SHOP, "shop/geometry.py": GEOMETRY.replace(b"*", b"+")}
     async with open_task(tmp_path, broken) as task:
         run = bash("python3 -B -m unittest 2>&1", description="Run the tests")
-        failed, seen = await task.does(run, use("view", file_path="shop/geometry.py"))
+        failed, seen = await task.run_calls(run, use("view", file_path="shop/geometry.py"))
         assert "AssertionError: 5 != 6" in failed
         assert failed.endswith("FAILED (failures=1)\nExit code 1")
         assert seen == "     1|def area(w, h):\n     2|    return w + h\n(end of file, line 2)"
         edit = {"old_string": "    return w + h", "new_string": "    return w * h"}
-        changed, passed, shown = await task.does(
+        changed, passed, shown = await task.run_calls(
             use("edit", file_path="shop/geometry.py", **edit), run, bash("git diff -U0 | tail -2")
         )
         assert changed == (
@@ -110,11 +110,11 @@ async def test_a_failing_test_is_understood_and_mended(tmp_path: Path) -> None:
 
 
 def shown_lines(miss: str) -> str:
-    """The file's own text, as the answer to a miss shows it."""
+    """Return the file's text that the error of a failed edit shows."""
     return "\n".join(re.findall(r"^ *\d+\|(.*)$", miss, re.MULTILINE))
 
 
-async def test_a_text_missed_for_its_blanks_is_found_with_what_the_miss_shows(
+async def test_a_mismatch_in_blanks_is_fixed_with_the_text_of_the_error(
     tmp_path: Path,
 ) -> None:
     make = b"all:\n\tcc -o app app.c\n\t./app\n\nclean:\n\trm app\n"
@@ -122,29 +122,29 @@ async def test_a_text_missed_for_its_blanks_is_found_with_what_the_miss_shows(
     prose = "Eins\u00a0zwei drei.  \nVier.\n".encode()
     before = {"Makefile": make, "legacy.ini": legacy, "prose.txt": prose}
     async with open_task(tmp_path, before) as task:
-        await task.does([use("view", file_path=name) for name in before])
+        await task.run_calls([use("view", file_path=name) for name in before])
 
         wanted = "all:\n    cc -o app app.c\n    ./app"
-        miss = await task.fails(
+        miss = await task.run_failing_call(
             use("edit", file_path="Makefile", old_string=wanted, new_string="all:")
         )
         assert "lines 1 to 3" in miss
         assert "the file is indented with tabs, old_string is not" in miss
         there = shown_lines(miss)
         put = there.replace("./app", "./app --quiet")
-        await task.does(use("edit", file_path="Makefile", old_string=there, new_string=put))
+        await task.run_calls(use("edit", file_path="Makefile", old_string=there, new_string=put))
 
-        # Line ends need no second try, whichever kind the model writes.
-        await task.does(
+        # Line endings need no second try, whichever kind the model writes.
+        await task.run_calls(
             use("edit", file_path="legacy.ini", old_string="[paths]\nroot = /srv\n",
                 new_string="[paths]\nroot = /opt\nuser = me\n"),
         )  # fmt: skip
-        miss = await task.fails(
+        miss = await task.run_failing_call(
             use("edit", file_path="legacy.ini", old_string="log = /var/log\n\n[net]",
                 new_string="[net]"),
         )  # fmt: skip
         assert "blanks at the end of a line" in miss
-        await task.does(
+        await task.run_calls(
             use("edit", file_path="legacy.ini", old_string=shown_lines(miss) + "\n",
                 new_string="[net]\n"),
         )  # fmt: skip
@@ -153,10 +153,10 @@ async def test_a_text_missed_for_its_blanks_is_found_with_what_the_miss_shows(
             {"old_string": "Vier.", "new_string": "Vier und fünf."},
             {"old_string": "Eins zwei", "new_string": "1 2"},
         ]
-        (partly,) = await task.does(use("multiedit", file_path="prose.txt", edits=edits))
+        (partly,) = await task.run_calls(use("multiedit", file_path="prose.txt", edits=edits))
         assert "1 of 2 edits were made; these were not:" in partly
         assert "U+00A0" in partly
-        await task.does(
+        await task.run_calls(
             use("edit", file_path="prose.txt", old_string="Eins\u00a0zwei", new_string="1 2")
         )
 
@@ -166,15 +166,15 @@ async def test_a_text_missed_for_its_blanks_is_found_with_what_the_miss_shows(
             "prose.txt": "1 2 drei.  \nVier und fünf.\n".encode(),
         }
         versions = await task.versions()
-        assert {name: len(kept) for name, kept in versions.items()} == {
+        assert {name: len(recorded) for name, recorded in versions.items()} == {
             "Makefile": 2, "legacy.ini": 3, "prose.txt": 3,
         }  # fmt: skip
-        assert {name: kept[0].encode() for name, kept in versions.items()} == before
-        assert {name: kept[-1].encode() for name, kept in versions.items()} == task.tree()
+        assert {name: recorded[0].encode() for name, recorded in versions.items()} == before
+        assert {name: recorded[-1].encode() for name, recorded in versions.items()} == task.tree()
         assert await task.known() == sorted(before)
 
 
-async def test_fifty_edits_in_one_file_are_all_there_and_all_taken_back_at_once(
+async def test_fifty_edits_of_one_file_are_all_made_and_all_reverted_at_once(
     tmp_path: Path,
 ) -> None:
     count = 50
@@ -186,22 +186,22 @@ async def test_fifty_edits_in_one_file_are_all_there_and_all_taken_back_at_once(
             for n in range(count)
         ]
         calls = [use("edit", file_path="values.py", **edit) for edit in edits]
-        await task.does(use("view", file_path="values.py"))
-        for n in range(0, count, 10):  # Five one by one, and five at once.
-            await task.does(*calls[n : n + 5], calls[n + 5 : n + 10])
+        await task.run_calls(use("view", file_path="values.py"))
+        for n in range(0, count, 10):  # Five in sequence and five in parallel.
+            await task.run_calls(*calls[n : n + 5], calls[n + 5 : n + 10])
         after = "".join(edit["new_string"] for edit in edits).encode()
         assert task.tree() == {"values.py": after}
         back = [
             {"old_string": edit["new_string"], "new_string": edit["old_string"]} for edit in edits
         ]
-        (undone,) = await task.does(use("multiedit", file_path="values.py", edits=back))
+        (undone,) = await task.run_calls(use("multiedit", file_path="values.py", edits=back))
         assert undone.endswith(f"All {count} edits were made.")
         assert task.tree() == {"values.py": before}
-        kept = [
+        recorded = [
             "".join([edit["new_string"] for edit in edits[:n]] + lines[n:])
             for n in range(count + 1)
         ]
-        assert await task.versions() == {"values.py": [*kept, kept[0]]}
+        assert await task.versions() == {"values.py": [*recorded, recorded[0]]}
         assert await task.known() == ["values.py"]
 
 
@@ -215,7 +215,7 @@ LISTED = """\
 
 
 @contract("INV-73")
-async def test_a_new_package_is_written_listed_and_run_after_one_answer(tmp_path: Path) -> None:
+async def test_a_new_package_is_written_listed_and_run_after_one_approval(tmp_path: Path) -> None:
     package = {
         "hello/__init__.py": b"",
         "hello/__main__.py": b"from hello.words import greet\n\nprint(greet('World'))\n",
@@ -236,7 +236,7 @@ async def test_a_new_package_is_written_listed_and_run_after_one_answer(tmp_path
             use("todos", todos=list_with("completed", "in_progress")),
             approve="ask",
         )
-        asked = await task.request_in()
+        asked = await task.wait_for_request()
         assert (asked.tool_name, asked.action) == ("write", "write")
         await task.answer(asked.id, "allow_session")
         results = await task.finish(run_id)
@@ -245,7 +245,7 @@ async def test_a_new_package_is_written_listed_and_run_after_one_answer(tmp_path
         *_, listed, found, _ = (result.content for result in results)
         assert listed == f"{task.folder}/\n{LISTED}"
         assert sorted(found.splitlines()) == sorted(n for n in package if n.endswith(".py"))
-        ran, _ = await task.does(
+        ran, _ = await task.run_calls(
             bash("python3 -B -m hello"), use("todos", todos=list_with("completed", "completed"))
         )
         assert ran == "Grüß Gott, World"
@@ -259,23 +259,23 @@ async def test_a_new_package_is_written_listed_and_run_after_one_answer(tmp_path
         assert session.todos == [Todo(step, "completed", "") for step in steps]
 
 
-async def test_what_a_person_changed_in_between_is_not_lost(tmp_path: Path) -> None:
+async def test_a_change_by_the_user_in_between_is_not_lost(tmp_path: Path) -> None:
     before = b"host = a\nport = 1\n"
     async with open_task(tmp_path, {"app.cfg": before}) as task:
-        await task.does(use("view", file_path="app.cfg"))
-        typed = ShellCommand("sed -i s/a$/b/ app.cfg && cat app.cfg; exit 3", term_width=80)
+        await task.run_calls(use("view", file_path="app.cfg"))
+        typed = ShellRequest("sed -i s/a$/b/ app.cfg && cat app.cfg; exit 3", term_width=80)
         path = task.remote.path(f"/agent/sessions/{task.session_id}/shell")
         output = await task.remote.client.ask("POST", path, ShellOutput, typed)
         assert output == ShellOutput("host = b\nport = 1\n", 3)
 
         edit = use("edit", file_path="app.cfg", old_string="port = 1", new_string="port = 2")
-        refused = await task.fails(edit)
+        refused = await task.run_failing_call(edit)
         assert refused == (
             "app.cfg has changed since it was last read; view it again first. Nothing was written."
         )
         asked = task.model.requests[-1].raw.decode()
-        assert "sed -i s/a$/b/ app.cfg" in asked  # The model reads what was typed.
-        await task.does(use("view", file_path="app.cfg"), edit)
+        assert "sed -i s/a$/b/ app.cfg" in asked  # The model reads the user's command.
+        await task.run_calls(use("view", file_path="app.cfg"), edit)
         assert task.tree() == {"app.cfg": b"host = b\nport = 2\n"}
         assert await task.versions() == {
             "app.cfg": ["host = b\nport = 1\n", "host = b\nport = 2\n"]

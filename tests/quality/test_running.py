@@ -1,4 +1,4 @@
-"""Work with what runs and with people: logs, servers, downloads, answers, hooks, own tools."""
+"""Complete tasks with processes and people: logs, servers, answers, hooks, own tools."""
 
 import asyncio
 import json
@@ -8,8 +8,8 @@ import sys
 import zlib
 from pathlib import Path
 
-from culm.testing.script import Reply, Rule
-from culm.wire.agent import ShellCommand, ShellOutput
+from culm.testing.script import Reply, ReplyRule
+from culm.wire.agent import ShellOutput, ShellRequest
 from culm.wire.asks import QuestionAnswer, QuestionRequest, QuestionResponse, Resolved
 from culm.wire.messages import ToolResult
 from tests.quality.task import bash, open_task, use
@@ -18,7 +18,7 @@ from tests.support import WAIT_S, contract
 LICENSES = ["MIT", "Apache-2.0"]
 
 
-async def test_a_long_log_is_searched_in_the_file_that_keeps_it(tmp_path: Path) -> None:
+async def test_a_long_log_is_searched_in_its_output_file(tmp_path: Path) -> None:
     count, at = 20_000, 12_345
     build = f"""\
 for n in range(1, {count + 1}):
@@ -27,18 +27,18 @@ raise SystemExit(7)
 """
     tree = {"build.py": build.encode()}
     async with open_task(tmp_path, tree) as task:
-        (said,) = await task.does(bash("python3 -B build.py"))
-        assert said.startswith("1 all is well\n2 all is well\n")
-        assert said.endswith(f"{count} all is well\nExit code 7")
-        assert "ERROR" not in said
-        kept = re.search(r"all of the output is in (\S+) …\]", said)
-        assert kept is not None
-        path = kept[1]
-        found, around, counted = await task.does(
+        (output,) = await task.run_calls(bash("python3 -B build.py"))
+        assert output.startswith("1 all is well\n2 all is well\n")
+        assert output.endswith(f"{count} all is well\nExit code 7")
+        assert "ERROR" not in output
+        saved = re.search(r"all of the output is in (\S+) …\]", output)
+        assert saved is not None
+        path = saved[1]
+        found, around, counted = await task.run_calls(
             use("grep", pattern="ERROR|FATAL", path=path),
             use("view", file_path=path, offset=at - 2, limit=3),
             bash(f"grep -c well {path}; tail -n 1 {path}"),
-            approve="deny",  # What the agent put there it may read.
+            approve="deny",  # The agent may read its own output file.
         )
         assert found.splitlines()[1:] == [f" {at}|{at} ERROR: the disk is full"]
         assert around.splitlines()[:3] == [
@@ -53,7 +53,7 @@ raise SystemExit(7)
 
 
 def png(width: int, height: int) -> bytes:
-    """A black picture."""
+    """Return a black PNG image."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         check = struct.pack(">I", zlib.crc32(kind + data))
@@ -65,29 +65,31 @@ def png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + parts
 
 
-async def test_a_server_is_started_probed_read_from_and_stopped(tmp_path: Path) -> None:
+async def test_a_server_is_started_fetched_from_and_stopped(tmp_path: Path) -> None:
     page = b"<html><body><h1>It works</h1><p>A <b>page</b>.</p></body></html>"
     picture = png(3, 2)
     tree = {"site/index.html": page, "site/logo.png": picture}
     async with open_task(tmp_path, tree) as task:
         command = "python3 -B -u -m http.server 0 --bind 127.0.0.1"
-        (started,) = await task.does(bash(command, working_dir="site", run_in_background=True))
+        (started,) = await task.run_calls(bash(command, working_dir="site", run_in_background=True))
         assert "It goes on in the background as job-1;" in started
         (running,) = await task.processes()
         assert (running.kind, running.command) == ("job", command)
         async with asyncio.timeout(WAIT_S):
             while (port := re.search(r"port (\d+)", started)) is None:
-                (started,) = await task.does(use("job_output", shell_id="job-1"))
+                (started,) = await task.run_calls(use("job_output", shell_id="job-1"))
         url = f"http://127.0.0.1:{port[1]}"
 
         run_id = await task.start(use("fetch", url=f"{url}/"), approve="ask")
-        asked = await task.request_in()
+        asked = await task.wait_for_request()
         assert asked.tool_name == "fetch"
         assert "127.0.0.1" in asked.description
         await task.answer(asked.id, "allow_session")
         (fetched,) = await task.finish(run_id)
         assert (fetched.content, fetched.is_error) == ("# It works\n\nA **page**.", False)
-        assert await task.does(use("fetch", url=f"{url}/index.html", format="text"), approve="ask")
+        assert await task.run_calls(
+            use("fetch", url=f"{url}/index.html", format="text"), approve="ask"
+        )
         assert len(task.requests()) == 1
 
         run_id = await task.start(
@@ -99,11 +101,11 @@ async def test_a_server_is_started_probed_read_from_and_stopped(tmp_path: Path) 
             use("job_output", shell_id="job-1"),
             approve="allow",
         )
-        kept, seen, heard, killed, gone, after = await task.finish(run_id)
-        assert kept.content == f"assets/logo.png is there: {len(picture)} bytes, image/png."
+        saved, seen, output, killed, gone, after = await task.finish(run_id)
+        assert saved.content == f"assets/logo.png was saved: {len(picture)} bytes, image/png."
         assert (seen.mime_type, seen.is_error) == ("image/png", False)
-        assert '"GET /index.html HTTP/1.1" 200' in heard.content
-        assert heard.content.endswith("Still running")
+        assert '"GET /index.html HTTP/1.1" 200' in output.content
+        assert output.content.endswith("Still running")
         assert killed.content == "job-1 was ended, and everything it had started."
         assert gone.is_error
         assert after.content.startswith("(no output since you last looked)\nEnded by signal")
@@ -112,18 +114,18 @@ async def test_a_server_is_started_probed_read_from_and_stopped(tmp_path: Path) 
         assert await task.known() == ["assets/logo.png"]
 
 
-async def test_a_job_ends_with_its_session_and_a_typed_command_with_whoever_typed_it(
+async def test_a_job_ends_with_its_session_and_a_user_command_with_its_client(
     tmp_path: Path,
 ) -> None:
     async with open_task(tmp_path, {}) as task:
-        await task.does(bash("sleep 100", run_in_background=True))
+        await task.run_calls(bash("sleep 100", run_in_background=True))
         path = task.remote.path(f"/agent/sessions/{task.session_id}/shell")
-        typed = ShellCommand("setsid sleep 100 & sleep 100")
+        typed = ShellRequest("setsid sleep 100 & sleep 100")
         async with asyncio.TaskGroup() as tasks:
             typing = tasks.create_task(task.other.ask("POST", path, ShellOutput, typed))
             running = await task.until_running(2)
             assert sorted(process.kind for process in running) == ["job", "shell"]
-            typing.cancel()  # As if its window was closed.
+            typing.cancel()  # As if the user's terminal were closed.
         (left,) = await task.until_running(1)
         assert left.kind == "job"
         await task.remote.delete_session(task.session_id)
@@ -131,23 +133,23 @@ async def test_a_job_ends_with_its_session_and_a_typed_command_with_whoever_type
 
 
 @contract("EXC-7")
-async def test_an_answer_of_a_person_decides_how_the_work_goes_on(tmp_path: Path) -> None:
+async def test_the_answer_to_a_question_decides_the_next_call(tmp_path: Path) -> None:
     choices = [{"label": label} for label in LICENSES]
     asking = use("question", questions=[
         {"question": "Which licence?", "description": "For the whole.", "type": "single_choice",
          "choices": choices},
         {"question": "Whose?", "description": "The holder.", "type": "free_text"},
     ])  # fmt: skip
-    # A model that reads the answer: what it writes next depends on it.
+    # The model's next call depends on the answer.
     rules = [
-        Rule(f"Which licence?\n- {label}\n\nWhose?\nAnna", Reply(calls=[
+        ReplyRule(f"Which licence?\n- {label}\n\nWhose?\nAnna", Reply(calls=[
             use("write", file_path="LICENSE", content=f"{label}, Anna\n")
         ]), times=1)
         for label in LICENSES
     ]  # fmt: skip
     async with open_task(tmp_path, {}, rules) as task:
         run_id = await task.start(asking, approve=[{"tool": "write", "decision": "allow"}])
-        shown = await task.heard.until(lambda told: told.type == "question_batch_request")
+        shown = await task.events.until(lambda event: event.type == "question_batch_request")
         batch = shown.read(QuestionRequest)
         which, whose = batch.questions
         responses = [
@@ -164,7 +166,7 @@ async def test_an_answer_of_a_person_decides_how_the_work_goes_on(tmp_path: Path
         assert await task.versions() == {"LICENSE": ["", "Apache-2.0, Anna\n"]}
 
 
-# Lets nothing be pushed: what it finds instead is said aloud.
+# A hook that turns every push into a dry run and says so.
 GUARD = """\
 import json, sys
 call = json.load(sys.stdin)
@@ -175,13 +177,13 @@ if "push" in command:
 """
 WORDS = """\
 import json, pathlib, sys
-told = json.load(sys.stdin)
-count = len(pathlib.Path(told["cwd"], told["arguments"]["path"]).read_text().split())
+request = json.load(sys.stdin)
+count = len(pathlib.Path(request["cwd"], request["arguments"]["path"]).read_text().split())
 print(json.dumps({"content": f"{count} words", "metadata": {"words": count}}))
 """
 
 
-async def test_a_hook_rewrites_a_call_and_a_tool_of_the_user_is_used_like_any_other(
+async def test_a_hook_rewrites_a_call_and_a_configured_tool_is_used(
     tmp_path: Path,
 ) -> None:
     tree = {

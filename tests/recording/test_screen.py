@@ -1,4 +1,4 @@
-"""The terminal that tests and recordings look at: it shows what a real one would."""
+"""The terminal emulator of tests and recordings."""
 
 import pytest
 from examples.recording.screen import PLAIN, Screen, Style
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
         ("ab\b\bx", ["xb"]),
         ("a\tb", ["a       b"]),
         ("0123456789ab", ["0123456789", "ab"]),
-        ("0123456789\r\nab", ["0123456789", "ab"]),  # A full line wraps with the next sign only.
+        ("0123456789\r\nab", ["0123456789", "ab"]),  # A full line wraps only at the next character.
         ("012345678漢", ["012345678", "漢"]),
-        ("漢字\rx", ["x 字"]),  # Half of a wide sign is nothing.
+        ("漢字\rx", ["x 字"]),  # Half of a wide character is blank.
         ("漢字\x1b[3Dx", [" x字"]),
         ("e\u0301x", ["e\u0301x"]),
         ("one\r\x1b[K", []),
@@ -29,13 +29,13 @@ from hypothesis import strategies as st
         ("a\x07\x00b", ["ab"]),
     ],
 )
-def test_it_shows_what_a_terminal_would(fed: str, lines: list[str]) -> None:
+def test_the_screen_shows_what_a_terminal_shows(fed: str, lines: list[str]) -> None:
     screen = Screen(10, 3)
     screen.feed(fed)
     assert screen.lines() == lines
 
 
-def test_what_is_scrolled_out_is_kept() -> None:
+def test_lines_scrolled_out_are_kept() -> None:
     screen = Screen(10, 2)
     screen.feed("1\r\n2\r\n3\r\n4")
     assert (screen.lines(), screen.all_lines()) == (["3", "4"], ["1", "2", "3", "4"])
@@ -52,7 +52,7 @@ def test_what_is_scrolled_out_is_kept() -> None:
         ("\x1b[1;35m\x1b[m", PLAIN),
     ],
 )
-def test_styles_are_those_of_sgr(sequence: str, style: Style) -> None:
+def test_sgr_sequences_set_the_style(sequence: str, style: Style) -> None:
     screen = Screen(10, 1)
     screen.feed(f"{sequence}x")
     assert screen.cells()[0][0] == ("x", style)
@@ -61,7 +61,7 @@ def test_styles_are_those_of_sgr(sequence: str, style: Style) -> None:
 @given(
     st.text(st.sampled_from("a漢\x1b[];0129ABCDHJKm\r\n\b\t\u0301é"), max_size=60), st.integers(0)
 )
-def test_it_does_not_matter_how_the_bytes_were_cut(text: str, at: int) -> None:
+def test_the_screen_does_not_depend_on_how_the_bytes_are_split(text: str, at: int) -> None:
     whole, cut = Screen(10, 4), Screen(10, 4)
     data = text.encode()
     whole.feed(data)

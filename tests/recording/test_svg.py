@@ -1,4 +1,4 @@
-"""A recording as a drawing: whole, bounded, and with all that was shown."""
+"""A recording as an SVG: complete and bounded in size."""
 
 import re
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ def texts_of(frame: Frame) -> list[str]:
     return [text for row in frame.rows if (text := text_of(row))]
 
 
-def test_what_changes_too_fast_to_be_seen_is_one_picture() -> None:
+def test_changes_too_fast_to_see_become_one_frame() -> None:
     frames = frames_of(beats(*"abcdef", pause_s=0.05), 10, 2)
     assert [texts_of(frame) for frame in frames] == [["a"], ["abc"], ["abcde"], ["abcdef"]]
 
 
-def test_pictures_that_are_the_same_are_one() -> None:
+def test_equal_frames_are_merged() -> None:
     frames = frames_of([*beats("a"), *beats("", "", ""), *beats("b")], 10, 2)
     assert [(texts_of(one), round(one.duration_s, 2)) for one in frames] == [
         ([], 0.2),
@@ -38,13 +38,13 @@ def test_pictures_that_are_the_same_are_one() -> None:
     ]
 
 
-def test_what_takes_too_long_is_shown_faster() -> None:
+def test_a_long_recording_is_played_faster() -> None:
     frames = frames_of(beats(*map(str, range(100)), pause_s=1.0), 10, 2)
     assert sum(frame.duration_s for frame in frames) == pytest.approx(TOTAL_S_MAX)
 
 
-def pictures_of(drawing: str) -> list[dict[int, str]]:
-    """Of each picture the text of every line within the window."""
+def frames_in(drawing: str) -> list[dict[int, str]]:
+    """Return the text of every visible line of each frame."""
     root = ElementTree.fromstring(drawing)
     named = {one.get("id"): one for one in root.iter(f"{SVG}g")}
 
@@ -56,43 +56,43 @@ def pictures_of(drawing: str) -> list[dict[int, str]]:
                 yield there // LINE, " ".join("".join(text.itertext()) for text in texts)
             yield from lines(inner, there)
 
-    pictures: list[dict[int, str]] = []
+    frames: list[dict[int, str]] = []
     for frame in root.findall(f".//{SVG}g[@class='s']/{SVG}g"):
         up = int(frame.attrib["transform"].split()[1].removesuffix(")"))
-        pictures.append({row: text for row, text in lines(frame, up) if row >= 0})
-    return pictures
+        frames.append({row: text for row, text in lines(frame, up) if row >= 0})
+    return frames
 
 
-def test_every_picture_draws_what_the_screen_has_shown() -> None:
+def test_every_frame_draws_what_the_screen_showed() -> None:
     few = [f"<{number}> & 漢 \x1b[1;31mred\x1b[0m\r\n" for number in range(30)]
-    many = "".join(f"{number}\r\n" for number in range(50))  # More than a screen at once.
+    many = "".join(f"{number}\r\n" for number in range(50))  # More than one screen at once.
     frames = frames_of(beats(*few, many, "\x1b[2Aabove\r", "\x1b[Jbelow"), 20, 6)
     drawing = svg_of(frames, "a & b")
     assert "<title>a &amp; b</title>" in drawing
-    assert pictures_of(drawing) == [
+    assert frames_in(drawing) == [
         {n: text for n, row in enumerate(frame.rows) if (text := text_of(row))} for frame in frames
     ]
 
 
-def test_columns_line_up_behind_wide_signs() -> None:
+def test_columns_line_up_after_wide_characters() -> None:
     drawing = svg_of(frames_of(beats("  \x1b[1m漢字\x1b[0mx"), 20, 1), "t")
     places = re.findall(r'<text x="([\d.]+)" y="14" textLength="([\d.]+)"[^>]*>(.*?)<', drawing)
     assert places == [("16.8", "33.6", "漢字"), ("50.4", "8.4", "x")]
 
 
-def test_it_needs_nothing_from_outside_and_runs_nothing() -> None:
+def test_a_drawing_loads_nothing_and_runs_nothing() -> None:
     drawing = svg_of(frames_of(beats("x"), 20, 2), "t")
-    assert drawing.count("http") == 1  # The name of the format.
+    assert drawing.count("http") == 1  # The XML namespace.
     assert not re.search(r"<script|<image|<foreignObject|@import|url\(|\son\w+=", drawing)
 
 
-def test_long_recordings_stay_small() -> None:
+def test_a_long_recording_stays_small() -> None:
     lines = [f"{number}: {'some words of a line ' * 3}\r\n" for number in range(400)]
     drawing = svg_of(frames_of(beats(*lines)), "t")
     assert len(drawing.encode()) < SVG_BYTES_MAX
 
 
-def test_the_recording_that_is_shown_is_sound() -> None:
+def test_the_published_recording_is_valid() -> None:
     drawing = (DOCS / "recording.svg").read_text()
     root = ElementTree.fromstring(drawing)
     assert len(drawing.encode()) <= SVG_BYTES_MAX
@@ -104,5 +104,5 @@ def test_the_recording_that_is_shown_is_sound() -> None:
 @pytest.mark.parametrize(
     ("number", "colour"), [(1, "#ff7b72"), (16, "#000000"), (196, "#ff0000"), (255, "#eeeeee")]
 )
-def test_there_are_256_colours(number: int, colour: str) -> None:
+def test_there_are_256_colors(number: int, colour: str) -> None:
     assert colour_of(number) == colour

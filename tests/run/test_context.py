@@ -1,4 +1,4 @@
-"""What a model reads is always well formed, whatever was stored."""
+"""The history for a model is well formed, whatever was stored."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ SESSION = SessionId("s")
 FINISH = FinishPart(Finish("stop", 0))
 
 
-def said(text: str, message_id: str = "") -> Message:
+def user_message(text: str, message_id: str = "") -> Message:
     return Message(MessageId(message_id), "user", SESSION, [TextPart(Text(text)), FINISH])
 
 
@@ -51,8 +51,15 @@ def result_of(message: Message) -> ToolResult | None:
 
 
 @contract("INV-82")
-def test_a_call_without_a_result_gets_one_and_a_result_without_a_call_goes() -> None:
-    stored = [said("a"), result("x"), answer("1", "2"), result("2"), said("b"), answer(text="c")]
+def test_missing_results_are_added_and_stray_results_removed() -> None:
+    stored = [
+        user_message("a"),
+        result("x"),
+        answer("1", "2"),
+        result("2"),
+        user_message("b"),
+        answer(text="c"),
+    ]
     history = context.history_of(stored, "")
     assert [m.role for m in history] == ["user", "assistant", "tool", "tool", "user", "assistant"]
     first, second = result_of(history[2]), result_of(history[3])
@@ -63,7 +70,7 @@ def test_a_call_without_a_result_gets_one_and_a_result_without_a_call_goes() -> 
 
 
 messages = st.one_of(
-    st.just(said("prompt")),
+    st.just(user_message("prompt")),
     st.lists(st.sampled_from("abc"), unique=True, max_size=3).map(lambda ids: answer(*ids)),
     st.sampled_from("abcd").map(result),
     st.just(answer()),
@@ -72,7 +79,7 @@ messages = st.one_of(
 
 @contract("INV-82")
 @given(st.lists(messages, max_size=12))
-def test_whatever_is_stored_each_call_is_followed_by_exactly_its_results(
+def test_each_call_is_followed_by_exactly_its_results(
     stored: list[Message],
 ) -> None:
     history = context.history_of(stored, "")
@@ -88,34 +95,38 @@ def test_whatever_is_stored_each_call_is_followed_by_exactly_its_results(
             n += 1
 
 
-def test_it_begins_at_the_summary_which_is_then_what_a_user_said() -> None:
-    stored = [said("old"), answer(text="sum", summary=True, message_id="m"), said("new")]
+def test_history_starts_at_the_summary_as_a_user_message() -> None:
+    stored = [
+        user_message("old"),
+        answer(text="sum", summary=True, message_id="m"),
+        user_message("new"),
+    ]
     history = context.history_of(stored, "m")
     assert [(m.role, m.parts[0]) for m in history] == [
         ("user", TextPart(Text("sum"))),
         ("user", TextPart(Text("new"))),
     ]
-    # One that was never finished is nobody's beginning.
+    # Without a finished summary the history starts at its beginning.
     assert [m.role for m in context.history_of(stored, "")] == ["user", "user"]
 
 
-def test_what_says_nothing_is_left_out() -> None:
-    assert context.history_of([said("a"), answer()], "")[-1].role == "user"
+def test_empty_message_is_left_out() -> None:
+    assert context.history_of([user_message("a"), answer()], "")[-1].role == "user"
 
 
-def test_a_title_is_one_line_of_what_the_model_said_or_of_the_prompt() -> None:
+def test_title_is_one_line_of_the_answer_or_the_prompt() -> None:
     assert context.title_of('<think>hm</think>\n"Fix the\n tests"', "p") == "Fix the tests"
     assert context.title_of(" \n", "please " * 20) == ("please " * 20)[:49] + "…"
     assert context.title_of("", " ") == context.UNTITLED
 
 
-def test_the_todos_are_kept_by_a_summary() -> None:
+def test_summary_prompt_includes_the_todos() -> None:
     assert context.summary_prompt([]) == context.SUMMARY_PROMPT
     todos = [Todo("Run the tests", "in_progress", "")]
     assert "- [in_progress] Run the tests" in context.summary_prompt(todos)
 
 
-def test_a_context_is_nearly_full_when_a_fifth_or_20_000_tokens_are_left() -> None:
+def test_context_is_nearly_full_with_a_fifth_or_20_000_tokens_left() -> None:
     assert not context.needs_summary(0, 10**9)
     assert not context.needs_summary(100_000, 79_999)
     assert context.needs_summary(100_000, 80_000)

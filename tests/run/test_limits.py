@@ -1,4 +1,4 @@
-"""What a run may use up, and when it only repeats itself."""
+"""Limits of a run, and loop detection."""
 
 import pytest
 from hypothesis import given
@@ -32,20 +32,20 @@ REQUEST = ModelRequest("", [MESSAGE])
         (ModelFailed("t", "d", transient=True, retry_after_s=61.0), 0, None),
     ],
 )
-def test_what_passes_is_asked_again_three_times_unless_it_takes_too_long(
+def test_transient_failure_is_retried_three_times_within_its_delay(
     error: ModelFailed, attempt: int, delay_s: float | None
 ) -> None:
     assert limits.retry_delay_s(error, attempt) == delay_s
 
 
 @contract("INV-81")
-def test_what_a_provider_counted_costs_and_what_is_estimated_does_not() -> None:
+def test_counted_usage_has_a_cost_and_estimated_usage_has_none() -> None:
     counted = limits.used_of(TokenUsage(1000, 100, 2000, 400), PRICE, REQUEST, 5)
     assert (counted.prompt_tokens, counted.completion_tokens) == (3000, 100)
     assert counted.cost == pytest.approx(0.0066)
     assert not counted.estimated
-    said = limits.used_of(TokenUsage(1000, 100, cost=0.5), PRICE, REQUEST, 5)
-    assert said.cost == 0.5
+    reported = limits.used_of(TokenUsage(1000, 100, cost=0.5), PRICE, REQUEST, 5)
+    assert reported.cost == 0.5
     for nothing in (None, TokenUsage()):
         guessed = limits.used_of(nothing, PRICE, REQUEST, 5)
         assert guessed.estimated
@@ -54,13 +54,13 @@ def test_what_a_provider_counted_costs_and_what_is_estimated_does_not() -> None:
         assert guessed.prompt_tokens > 0
 
 
-def test_a_prompt_may_ask_for_less_than_the_settings_allow_and_not_for_more() -> None:
+def test_prompt_limits_can_only_lower_the_settings() -> None:
     settings = Settings(run_wall_s=100, run_steps_max=10, run_tokens_max=0, run_cost_max=2.0)
     asked = Limits(wall_s=500, steps=3, tokens=7)
     assert limits.effective(asked, settings) == Limits(100, 3, 7, 2.0)
 
 
-def test_a_run_is_over_its_limit_once_it_has_used_it_up() -> None:
+def test_run_is_over_its_limit_once_it_is_used_up() -> None:
     spent = (
         RunSpending()
         .plus(Used(10, 5, 0.25, estimated=False))
@@ -76,7 +76,7 @@ def test_a_run_is_over_its_limit_once_it_has_used_it_up() -> None:
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_limits_that_are_no_limits_are_refused(value: float) -> None:
+def test_invalid_limits_are_refused(value: float) -> None:
     with pytest.raises(InvalidRequest):
         limits.check_limits(Limits(wall_s=value))
 
@@ -86,7 +86,7 @@ def step(output: str = "same") -> str:
 
 
 @contract("INV-80")
-def test_a_loop_is_more_than_five_equal_steps_of_the_last_ten_with_calls_only() -> None:
+def test_loop_is_more_than_five_equal_steps_of_the_last_ten() -> None:
     different = [step(str(n)) for n in range(20)]
     assert not limits.repeats_itself([step()] * 9)
     assert limits.repeats_itself([step()] * 10)
@@ -105,7 +105,7 @@ def test_loop_detection_agrees_with_counting(outputs: list[str]) -> None:
 
 
 @contract("INV-81")
-def test_what_was_written_to_a_cache_fills_the_context_and_counts_towards_the_limit() -> None:
+def test_cache_writes_count_towards_context_and_limit() -> None:
     used = limits.used_of(TokenUsage(10, 5, 20, 190_000), PRICE, REQUEST, 5)
     assert (used.prompt_tokens, used.all_tokens) == (30, 190_035)
     assert needs_summary(200_000, used.all_tokens)

@@ -16,15 +16,15 @@ from culm.store.messages import messages_of_session
 from culm.store.store import open_memory_store
 from culm.wire.codec import decode, encode
 from culm.wire.messages import Finish, FinishPart, Message, Text, TextPart, ToolCall, ToolCallPart
-from culm.workspace.about import WorkspaceInfo
+from culm.workspace.roots import WorkspaceInfo
 from culm.workspace.workspace import LiveWorkspace, open_workspace
-from tests.support import NO_EQUIPMENT, WAIT_S, FakeClock, contract, fixed_origins
+from tests.support import NO_SERVICES, WAIT_S, FakeClock, contract, fixed_origins
 
 PATH = Path("/project")
 
 
-class Bench:
-    """A workspace on a memory file, with time in the test's hand."""
+class MessagesHarness:
+    """A workspace on a memory file with a fake clock."""
 
     def __init__(self, workspace: LiveWorkspace, file: MemoryFile, clock: FakeClock) -> None:
         self.workspace = workspace
@@ -39,7 +39,7 @@ class Bench:
 
 
 @pytest.fixture
-async def bench() -> AsyncGenerator[Bench]:
+async def harness() -> AsyncGenerator[MessagesHarness]:
     file, clock, ids = MemoryFile(), FakeClock(), Ids()
     pump_clock = PumpClock(clock)
     about = WorkspaceInfo(workspace_id_of(PATH), PATH, str(PATH), PATH)
@@ -47,12 +47,12 @@ async def bench() -> AsyncGenerator[Bench]:
         asyncio.timeout(WAIT_S),
         open_memory_store(file, pump_clock, ids) as store,
         open_workspace(
-            about, store, fixed_origins(), NO_EQUIPMENT, pump_clock, ids, Settings()
+            about, store, fixed_origins(), NO_SERVICES, pump_clock, ids, Settings()
         ) as workspace,
     ):
-        bench = Bench(workspace, file, clock)
-        bench.session_id = (await workspace.create_session("one")).id
-        yield bench
+        harness = MessagesHarness(workspace, file, clock)
+        harness.session_id = (await workspace.create_session("one")).id
+        yield harness
         file.full = file.busy = False
     file.close()
 
@@ -73,67 +73,67 @@ class PumpClock:
 
 
 @contract("INV-61")
-async def test_a_finish_refused_while_an_earlier_change_is_in_flight_is_not_forgotten(
-    bench: Bench,
+async def test_finish_refused_during_an_earlier_write_is_retried(
+    harness: MessagesHarness,
 ) -> None:
-    draft, opened = bench.messages.open(bench.session_id)
+    draft, opened = harness.messages.open(harness.session_id)
     await opened
-    put = bench.messages.put(draft, 0, ToolCallPart(ToolCall("c", "bash")))
-    bench.file.busy = True
-    refused = bench.messages.finish(draft, Finish("end_turn", 1))
+    put = harness.messages.put(draft, 0, ToolCallPart(ToolCall("c", "bash")))
+    harness.file.busy = True
+    refused = harness.messages.finish(draft, Finish("end_turn", 1))
     assert isinstance(refused.exception(), StoreBusy)
-    bench.file.busy = False
+    harness.file.busy = False
     await put
-    bench.clock.advance(2)
-    await bench.messages.flush()
-    (message,) = await bench.stored()
+    harness.clock.advance(2)
+    await harness.messages.flush()
+    (message,) = await harness.stored()
     assert isinstance(message.parts[-1], FinishPart)
-    assert bench.messages.open_ids() == []
+    assert harness.messages.open_ids() == []
 
 
 @contract("INV-64")
-async def test_a_message_whose_deletion_failed_grows_on_and_loses_nothing(bench: Bench) -> None:
-    draft, opened = bench.messages.open(bench.session_id)
+async def test_message_whose_deletion_failed_loses_nothing(harness: MessagesHarness) -> None:
+    draft, opened = harness.messages.open(harness.session_id)
     await opened
-    bench.messages.append(draft, 0, "text", "before ")
-    bench.file.full = True
-    deletion = bench.messages.delete(draft.message.id)
-    bench.messages.append(draft, 0, "text", "meanwhile ")
+    harness.messages.append(draft, 0, "text", "before ")
+    harness.file.full = True
+    deletion = harness.messages.delete(draft.message.id)
+    harness.messages.append(draft, 0, "text", "meanwhile ")
     with contextlib.suppress(StoreBusy):
         await deletion
-    bench.file.full = False
-    bench.messages.append(draft, 0, "text", "after")
-    await bench.messages.finish(draft, Finish("end_turn", 1))
-    (message,) = await bench.stored()
+    harness.file.full = False
+    harness.messages.append(draft, 0, "text", "after")
+    await harness.messages.finish(draft, Finish("end_turn", 1))
+    (message,) = await harness.stored()
     assert message.parts[0] == TextPart(Text("before meanwhile after"))
 
 
-async def test_after_stopping_on_a_full_disk_nothing_goes_on_trying(bench: Bench) -> None:
-    draft, opened = bench.messages.open(bench.session_id)
+async def test_nothing_retries_after_stop_on_a_full_disk(harness: MessagesHarness) -> None:
+    draft, opened = harness.messages.open(harness.session_id)
     await opened
-    bench.messages.append(draft, 0, "text", "x" * 5000)
-    bench.file.full = True
+    harness.messages.append(draft, 0, "text", "x" * 5000)
+    harness.file.full = True
     with pytest.raises(StoreBusy):
-        await bench.messages.stop()
-    armed = bench.clock.armed()
-    bench.messages.append(draft, 0, "text", "more")
-    bench.clock.advance(10)
-    assert bench.clock.armed() <= armed
-    assert bench.messages.open_ids() == []
+        await harness.messages.stop()
+    armed = harness.clock.armed()
+    harness.messages.append(draft, 0, "text", "more")
+    harness.clock.advance(10)
+    assert harness.clock.armed() <= armed
+    assert harness.messages.open_ids() == []
 
 
-async def test_a_full_disk_is_tried_once_a_second_however_much_arrives(bench: Bench) -> None:
-    draft, opened = bench.messages.open(bench.session_id)
+async def test_full_disk_is_retried_once_a_second(harness: MessagesHarness) -> None:
+    draft, opened = harness.messages.open(harness.session_id)
     await opened
-    bench.file.full = True
+    harness.file.full = True
     for _ in range(100):
-        bench.messages.append(draft, 0, "text", "x" * 5000)
-        bench.clock.advance(0.03)
+        harness.messages.append(draft, 0, "text", "x" * 5000)
+        harness.clock.advance(0.03)
         await asyncio.sleep(0)
     tries = draft.last_sent
     assert tries <= 6, "three seconds, one chunk, a try a second"
-    bench.file.full = False
-    bench.clock.advance(2)
-    await bench.messages.flush()
-    (message,) = await bench.stored()
+    harness.file.full = False
+    harness.clock.advance(2)
+    await harness.messages.flush()
+    (message,) = await harness.stored()
     assert message.parts == [TextPart(Text("x" * 500_000))]

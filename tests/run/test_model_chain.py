@@ -1,4 +1,4 @@
-"""Fallbacks: who speaks when a model fails, in whose name, and which failure is told."""
+"""Fallback models: order, attribution, and the reported failure."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -19,27 +19,27 @@ from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply
 from culm.wire.config import SelectedModel
 from tests.flow.probes import script
-from tests.flow.runs import Stage, open_stage
+from tests.flow.runs import Harness, open_harness
 from tests.support import WAIT_S, contract
 
-AROUND = ProjectContext("/p")
+CONTEXT = ProjectContext("/p")
 FAILURE = ModelFailed("Authentication problem", "the key was refused")
 
 
 def config_of(**providers: Document) -> Document:
-    """Providers in the order in which they are to be asked, each with one model."""
+    """Providers in fallback order, each with one model."""
     first, *others = [{"model": f"{name}-1", "provider": name} for name in providers]
     return {"providers": providers, "models": {"large": first}, "fallbacks": {"large": others}}
 
 
 OWN: Document = {"base_url": "http://h/v1"}
 UNSET: Document = {**OWN, "api_key": "$NONE"}
-SILENT: Document = {**OWN, "api_key": "$(fail)"}
+FAILING_KEY: Document = {**OWN, "api_key": "$(fail)"}
 BROKEN: Document = {"type": "offline", "name": "cannot be made"}
 
 
-class Cast:
-    """The models of a configuration, and who was handed over to."""
+class ChainHarness:
+    """The models of a configuration, and the recorded hand-overs."""
 
     def __init__(self, **providers: Document) -> None:
         document = config_of(**providers)
@@ -48,7 +48,7 @@ class Cast:
 
     async def open(self, name: str = "one") -> ConfiguredModelChain:
         async with asyncio.timeout(WAIT_S):
-            return await open_model_chain(self.models, AROUND, (name, f"{name}-1"), self.hand_over)
+            return await open_model_chain(self.models, CONTEXT, (name, f"{name}-1"), self.hand_over)
 
     def _make(self, chosen: ChosenModel) -> LanguageModel:
         if chosen.access.type == "offline":
@@ -62,45 +62,47 @@ class Cast:
         self.handed.append(chosen.provider_id)
 
 
-async def test_the_runs_own_model_speaks_and_nobody_is_told() -> None:
-    cast = Cast(one={**OWN, "system_prompt_prefix": "Quack."}, two=OWN)
-    chain = await cast.open()
+async def test_configured_model_is_used_without_a_hand_over() -> None:
+    harness = ChainHarness(one={**OWN, "system_prompt_prefix": "Quack."}, two=OWN)
+    chain = await harness.open()
     assert chain.current.settings == SelectedModel("one-1", "one")
-    assert chain.current.system == system_prompt(AROUND, "Quack.")
-    assert cast.handed == []
+    assert chain.current.system == system_prompt(CONTEXT, "Quack.")
+    assert harness.handed == []
 
 
-async def test_fallbacks_speak_in_their_order_until_none_is_left() -> None:
-    cast = Cast(one=OWN, two=UNSET, three=BROKEN, four=OWN, five=SILENT)
-    chain = await cast.open()
+async def test_fallbacks_are_used_in_order_until_none_is_left() -> None:
+    harness = ChainHarness(one=OWN, two=UNSET, three=BROKEN, four=OWN, five=FAILING_KEY)
+    chain = await harness.open()
     assert await chain.fall_back(FAILURE)
     assert chain.current.settings == SelectedModel("four-1", "four")
     assert not await chain.fall_back(FAILURE)
-    assert chain.current.settings.provider == "four"  # It stays, to fail in its own name.
-    assert cast.handed == ["four"]
+    assert chain.current.settings.provider == "four"  # The last model stays.
+    assert harness.handed == ["four"]
 
 
-async def test_a_model_that_cannot_be_opened_gives_way_and_that_is_handed_over() -> None:
-    for bad in (SILENT, BROKEN, UNSET):
-        cast = Cast(one=bad, two=BROKEN, three=OWN)
-        chain = await cast.open()
-        assert (chain.current.settings.provider, cast.handed) == ("three", ["three"])
+async def test_model_that_cannot_be_opened_is_replaced_by_a_fallback() -> None:
+    for bad in (FAILING_KEY, BROKEN, UNSET):
+        harness = ChainHarness(one=bad, two=BROKEN, three=OWN)
+        chain = await harness.open()
+        assert (chain.current.settings.provider, harness.handed) == ("three", ["three"])
 
 
-async def test_where_nobody_can_be_opened_the_failure_of_the_first_is_told() -> None:
-    cast = Cast(one=SILENT, two=BROKEN, three=UNSET)
+async def test_first_failure_is_reported_when_no_model_opens() -> None:
+    harness = ChainHarness(one=FAILING_KEY, two=BROKEN, three=UNSET)
     with pytest.raises(ModelFailed) as caught:
-        await cast.open()
-    told = (caught.value.title, caught.value.message)
+        await harness.open()
+    failure = (caught.value.title, caught.value.message)
     why = "providers.one.api_key: a command failed with status 1"
-    assert told == ("A reference leads nowhere", why)
-    assert cast.handed == []
+    assert failure == ("Unresolved reference", why)
+    assert harness.handed == []
 
 
-async def test_whoever_asked_for_one_model_gets_no_other() -> None:
-    cast = Cast(one=OWN, two=OWN)
+async def test_explicitly_requested_model_has_no_fallback() -> None:
+    harness = ChainHarness(one=OWN, two=OWN)
     async with asyncio.timeout(WAIT_S):
-        chain = await open_model_chain(cast.models, AROUND, ("two", "special"), cast.hand_over)
+        chain = await open_model_chain(
+            harness.models, CONTEXT, ("two", "special"), harness.hand_over
+        )
     assert not await chain.fall_back(FAILURE)
 
 
@@ -114,12 +116,12 @@ def at(server: ModelServer, **more: object) -> Document:
 @asynccontextmanager
 async def open_pair(
     folder: Path, one: Reply, *others: Reply, first: Mapping[str, object] | None = None
-) -> AsyncGenerator[tuple[Stage, ModelServer]]:
+) -> AsyncGenerator[tuple[Harness, ModelServer]]:
     """A run's own model, which answers `one`, and its fallback."""
     async with (
         open_model_server(script(one)) as own,
         open_model_server(script(*others)) as other,
-        open_stage(
+        open_harness(
             folder,
             "unix",
             other,
@@ -129,9 +131,9 @@ async def open_pair(
         yield stage, own
 
 
-async def assert_answered_by_the_other(stage: Stage) -> None:
+async def assert_answered_by_fallback(stage: Harness) -> None:
     run_id = await stage.prompt("Hi.")
-    complete = await stage.heard.complete(run_id)
+    complete = await stage.received.complete(run_id)
     assert (complete.text, complete.error) == ("Fine.", "")
     run = await stage.run(run_id)
     assert (run.outcome, run.title, run.details) == ("end_turn", "", "")
@@ -140,8 +142,8 @@ async def assert_answered_by_the_other(stage: Stage) -> None:
     assert (answer.provider, answer.model) == ("two", "two-1")
     assert await stage.rows() == [("user", "Hi.", "stop"), ("assistant", "Fine.", "end_turn")]
     await stage.catch_up()
-    assert stage.heard.errors() == []
-    assert stage.heard.completed() == [run_id]
+    assert stage.received.errors() == []
+    assert stage.received.completed() == [run_id]
 
 
 @contract("INV-38")
@@ -155,28 +157,28 @@ async def assert_answered_by_the_other(stage: Stage) -> None:
     ],
     ids=["key", "model", "page", "half an answer"],
 )
-async def test_a_fallback_answers_in_its_own_name_and_no_error_is_told(
+async def test_fallback_answers_in_its_own_name_without_an_error_event(
     tmp_path: Path, reply: Reply
 ) -> None:
     async with open_pair(tmp_path, reply) as (stage, own):
-        await assert_answered_by_the_other(stage)
+        await assert_answered_by_fallback(stage)
         asked = [seen for seen in own.requests if b"Write a title" not in seen.raw]
         assert len(asked) == 1
 
 
-async def test_a_fallback_answers_when_the_key_of_the_first_cannot_be_read(tmp_path: Path) -> None:
+async def test_fallback_answers_when_the_first_key_cannot_be_read(tmp_path: Path) -> None:
     failing = {"api_key": "$(exit 3)"}
     async with open_pair(tmp_path, Reply(text="never"), first=failing) as (stage, own):
-        await assert_answered_by_the_other(stage)
+        await assert_answered_by_fallback(stage)
         assert own.requests == []
 
 
-async def test_where_all_fail_the_run_ends_with_one_error_that_is_told_once(tmp_path: Path) -> None:
+async def test_run_ends_with_one_error_when_all_models_fail(tmp_path: Path) -> None:
     async with open_pair(tmp_path, Reply(status=401), Reply(status=404)) as (stage, _):
         run_id = await stage.prompt("Hi.")
-        complete = await stage.heard.complete(run_id)
+        complete = await stage.received.complete(run_id)
         run = await stage.run(run_id)
         assert run.outcome == "error"
         assert complete.error == f"{run.title}: {run.details}"
         await stage.catch_up()
-        assert [error.run_id for error in stage.heard.errors()] == [run_id]
+        assert [error.run_id for error in stage.received.errors()] == [run_id]

@@ -1,4 +1,4 @@
-"""Looking around: which files agents read, how much of them, and how a repository stands."""
+"""Project context: context files, their size limits, and the git state."""
 
 import os
 import subprocess
@@ -38,21 +38,21 @@ def read(path: Path, *names: str, user: tuple[str, ...] = ()) -> list[ContextFil
 # --- which files
 
 
-def test_the_usual_files_come_first_and_then_what_the_configuration_adds() -> None:
+def test_default_context_files_precede_configured_ones() -> None:
     assert context_paths_of(Options()) == ContextPaths(CONTEXT_FILES, ())
     options = Options(context_paths=["docs/a.md"], global_context_paths=["~/b.md"])
     assert context_paths_of(options) == ContextPaths((*CONTEXT_FILES, "docs/a.md"), ("~/b.md",))
     assert CONTEXT_FILES == ("AGENTS.md", "CLAUDE.md", "CRUSH.md", ".cursorrules")
 
 
-def test_the_files_that_are_there_are_read_in_order_and_trimmed(project: Path) -> None:
+def test_existing_context_files_are_read_in_order_and_trimmed(project: Path) -> None:
     (project / "CRUSH.md").write_text("crush\n\n")
     (project / "AGENTS.md").write_text("\n  agents")
-    (project / "CLAUDE.md").write_text("  \n")  # It says nothing.
+    (project / "CLAUDE.md").write_text("  \n")  # Empty after trimming.
     assert read(project) == [ContextFile("AGENTS.md", "agents"), ContextFile("CRUSH.md", "crush")]
 
 
-def test_a_file_is_read_once_by_whatever_names_it_is_reached(project: Path) -> None:
+def test_file_is_read_once_under_all_its_names(project: Path) -> None:
     (project / "AGENTS.md").write_text("same")
     (project / "CLAUDE.md").symlink_to("AGENTS.md")
     os.link(project / "AGENTS.md", project / "CRUSH.md")
@@ -61,7 +61,7 @@ def test_a_file_is_read_once_by_whatever_names_it_is_reached(project: Path) -> N
     assert read(project, *names, user=user) == [ContextFile("AGENTS.md", "same")]
 
 
-def test_a_folder_of_rules_is_read_in_the_order_of_its_names(project: Path) -> None:
+def test_rule_folder_is_read_in_name_order(project: Path) -> None:
     rules = project / ".rules"
     rules.mkdir()
     for n in range(FOLDER_FILES_MAX + 5):
@@ -74,7 +74,7 @@ def test_a_folder_of_rules_is_read_in_the_order_of_its_names(project: Path) -> N
     ]
 
 
-def test_what_leads_out_of_the_project_is_not_read(project: Path, tmp_path: Path) -> None:
+def test_paths_leaving_the_project_are_not_read(project: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret.md"
     secret.write_text("secret")
     (tmp_path / "rules").mkdir()
@@ -87,7 +87,7 @@ def test_what_leads_out_of_the_project_is_not_read(project: Path, tmp_path: Path
     assert read(project, *names) == []
 
 
-def test_what_is_no_file_or_no_name_is_passed_over(project: Path) -> None:
+def test_non_files_and_invalid_names_are_skipped(project: Path) -> None:
     os.mkfifo(project / "AGENTS.md")
     (project / "CLAUDE.md").symlink_to("CLAUDE.md")
     (project / "CRUSH.md").write_bytes(b"x" * (READ_BYTES_MAX + 1))
@@ -97,7 +97,7 @@ def test_what_is_no_file_or_no_name_is_passed_over(project: Path) -> None:
     assert read(project, *CONTEXT_FILES, *odd[1:], user=odd[1:]) == expected
 
 
-def test_the_users_own_files_are_read_wherever_they_are(
+def test_user_files_are_read_from_anywhere(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -109,10 +109,10 @@ def test_the_users_own_files_are_read_wherever_they_are(
     ]
 
 
-# --- how much
+# --- size limits
 
 
-def test_a_long_file_is_cut_at_its_bound_and_marked(project: Path) -> None:
+def test_long_file_is_cut_and_marked(project: Path) -> None:
     (project / "AGENTS.md").write_bytes(b"a" * FILE_BYTES_MAX)
     (project / "CLAUDE.md").write_bytes(b"b" * (FILE_BYTES_MAX + 1))
     assert read(project) == [
@@ -121,7 +121,7 @@ def test_a_long_file_is_cut_at_its_bound_and_marked(project: Path) -> None:
     ]
 
 
-def test_all_files_together_have_a_bound(project: Path) -> None:
+def test_total_size_of_context_files_is_limited(project: Path) -> None:
     names = [f"{n}.md" for n in range(10)]
     for name in names:
         (project / name).write_bytes(b"x" * (FILE_BYTES_MAX - 100))
@@ -131,7 +131,7 @@ def test_all_files_together_have_a_bound(project: Path) -> None:
     assert len(found[-1].text) == 400
 
 
-def test_bytes_that_are_no_text_do_not_stop_anybody(project: Path) -> None:
+def test_invalid_utf8_is_replaced(project: Path) -> None:
     (project / "AGENTS.md").write_bytes(b"a\xffb")
     assert read(project) == [ContextFile("AGENTS.md", "a\ufffdb")]
 
@@ -154,7 +154,7 @@ def git(folder: Path, *arguments: str) -> None:
     )
 
 
-def test_a_repository_says_its_branch_also_from_below_and_in_a_worktree(project: Path) -> None:
+def test_branch_is_found_from_subfolders_and_worktrees(project: Path) -> None:
     git(project, "init", "-q", "-b", "feature/one")
     (project / "deep" / "er").mkdir(parents=True)
     assert git_state(project) == git_state(project / "deep" / "er") == "branch feature/one"
@@ -163,7 +163,7 @@ def test_a_repository_says_its_branch_also_from_below_and_in_a_worktree(project:
     assert git_state(project.parent / "other") == "branch two"
 
 
-def test_a_detached_head_is_told_by_the_beginning_of_its_commit(project: Path) -> None:
+def test_detached_head_is_shown_by_its_commit_prefix(project: Path) -> None:
     git(project, "init", "-q", "-b", "main")
     git(project, "commit", "-q", "--allow-empty", "-m", "one")
     git(project, "checkout", "-q", "--detach")
@@ -172,7 +172,7 @@ def test_a_detached_head_is_told_by_the_beginning_of_its_commit(project: Path) -
 
 
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("names", "state"),
     [
         (["MERGE_HEAD"], "a merge is under way"),
         (["rebase-merge"], "a rebase is under way"),
@@ -181,11 +181,11 @@ def test_a_detached_head_is_told_by_the_beginning_of_its_commit(project: Path) -
         (["BISECT_LOG", "MERGE_HEAD"], "a merge is under way, a bisection is under way"),
     ],
 )
-def test_what_is_under_way_is_told(project: Path, names: list[str], words: str) -> None:
+def test_git_operations_in_progress_are_shown(project: Path, names: list[str], state: str) -> None:
     git(project, "init", "-q", "-b", "main")
     for name in names:
         (project / ".git" / name).write_text("")
-    assert git_state(project) == f"branch main, {words}"
+    assert git_state(project) == f"branch main, {state}"
 
 
 @pytest.mark.parametrize(
@@ -198,15 +198,13 @@ def test_what_is_under_way_is_told(project: Path, names: list[str], words: str) 
         ("gitdir: a\0b", "a repository that cannot be read"),
     ],
 )
-def test_what_only_looks_like_a_repository_harms_nobody(
-    project: Path, content: str | None, state: str
-) -> None:
+def test_broken_repository_does_not_fail(project: Path, content: str | None, state: str) -> None:
     if content is not None:
         (project / ".git").write_text(content)
     assert git_state(project) == state
 
 
-def test_a_head_that_somebody_wrote_by_hand_cannot_bring_lines_into_the_prompt(
+def test_crafted_head_cannot_add_lines_to_the_prompt(
     project: Path,
 ) -> None:
     (project / ".git").mkdir()
@@ -214,40 +212,40 @@ def test_a_head_that_somebody_wrote_by_hand_cannot_bring_lines_into_the_prompt(
     assert git_state(project) == "branch a[31mbc"
 
 
-# --- all of it
+# --- the whole context
 
 
-def test_one_look_says_all(project: Path) -> None:
+def test_project_context_contains_files_date_and_platform(project: Path) -> None:
     (project / "AGENTS.md").write_text("agents")
-    around = read_project_context(project, ContextPaths(), 1_800_000_000.0)
-    assert around == ProjectContext(
-        str(project), around.date, around.platform, "", (ContextFile("AGENTS.md", "agents"),)
+    context = read_project_context(project, ContextPaths(), 1_800_000_000.0)
+    assert context == ProjectContext(
+        str(project), context.date, context.platform, "", (ContextFile("AGENTS.md", "agents"),)
     )
-    assert around.date in ("Thursday, 14 January 2027", "Friday, 15 January 2027")
-    assert around.platform
+    assert context.date in ("Thursday, 14 January 2027", "Friday, 15 January 2027")
+    assert context.platform
 
 
-# --- what a stranger may have put there
+# --- hostile content
 
 SECRET = "sk-ant-api03-of-the-user"
 
 
 @pytest.mark.parametrize("content", [SECRET, f"ref: refs/heads/{'x' * 201}", "ref: a b", "0" * 39])
-def test_a_head_that_holds_something_else_is_not_repeated(project: Path, content: str) -> None:
+def test_invalid_head_content_is_not_repeated(project: Path, content: str) -> None:
     (project / ".git").mkdir()
     (project / ".git" / "HEAD").write_text(content)
     assert git_state(project) == "a repository that cannot be read"
 
 
 @pytest.mark.parametrize("content", [SECRET, "ref: refs/heads/main", "a" * 40])
-def test_a_head_that_leads_elsewhere_is_not_read(project: Path, content: str) -> None:
+def test_symlinked_head_is_not_read(project: Path, content: str) -> None:
     (project.parent / "elsewhere").write_text(content)
     (project / ".git").mkdir()
     (project / ".git" / "HEAD").symlink_to(project.parent / "elsewhere")
     assert git_state(project) == "a repository that cannot be read"
 
 
-def test_of_a_folder_only_so_many_names_are_looked_at(project: Path) -> None:
+def test_number_of_folder_entries_read_is_limited(project: Path) -> None:
     (project / "rules").mkdir()
     for n in range(2 * FOLDER_NAMES_MAX):
         (project / "rules" / f"{n}.md").write_text(f"rule {n}")
@@ -256,13 +254,13 @@ def test_of_a_folder_only_so_many_names_are_looked_at(project: Path) -> None:
     assert [file.name for file in read(project, "rules")] == names
 
 
-def test_a_path_that_is_named_again_is_looked_at_once(project: Path) -> None:
+def test_path_named_repeatedly_is_read_once(project: Path) -> None:
     (project / "docs").mkdir()
     (project / "docs" / "a.md").write_text("a")
     looks: list[None] = []
 
     def count() -> bool:
-        looks.append(None)  # Once for every file that is met.
+        looks.append(None)  # Called once for every file found.
         return False
 
     paths = ContextPaths(("docs", "./docs", "docs/", "docs//.", "docs"), ())
@@ -270,9 +268,9 @@ def test_a_path_that_is_named_again_is_looked_at_once(project: Path) -> None:
     assert len(looks) == 1
 
 
-def test_a_look_that_is_over_ends_with_what_is_known_by_then(project: Path) -> None:
+def test_stopped_read_returns_the_files_found_so_far(project: Path) -> None:
     for name in CONTEXT_FILES:
         (project / name).write_text(name)
     answers = iter([False, False, True])
-    around = read_project_context(project, ContextPaths(), 0.0, lambda: next(answers))
-    assert [file.name for file in around.files] == list(CONTEXT_FILES[:2])
+    context = read_project_context(project, ContextPaths(), 0.0, lambda: next(answers))
+    assert [file.name for file in context.files] == list(CONTEXT_FILES[:2])

@@ -18,7 +18,7 @@ AWAY_S_MAX = 600.0
 
 
 @dataclass
-class Standing:
+class FakeRun:
     state: State = "queued"
     kind: Kind = "prompt"
     given: bool = False
@@ -28,15 +28,15 @@ class Standing:
     joins: bool = False
 
 
-def test_whoever_finds_others_live_is_queued() -> None:
+def test_run_is_queued_when_others_are_live() -> None:
     assert rules.state_at_acceptance([]) == "accepted"
-    assert rules.state_at_acceptance([Standing("active")]) == "queued"
+    assert rules.state_at_acceptance([FakeRun("active")]) == "queued"
 
 
 @contract("EXC-10")
-def test_the_first_of_the_line_that_waits_has_the_next_turn() -> None:
-    first, second = Standing("queued", given=True), Standing("queued")
-    assert rules.next_run([Standing("folded"), Standing("ending"), first, second]) is first
+def test_first_waiting_run_has_the_next_turn() -> None:
+    first, second = FakeRun("queued", given=True), FakeRun("queued")
+    assert rules.next_run([FakeRun("folded"), FakeRun("ending"), first, second]) is first
     assert rules.next_run([]) is None
 
 
@@ -44,36 +44,36 @@ def test_the_first_of_the_line_that_waits_has_the_next_turn() -> None:
 @pytest.mark.parametrize(
     ("run", "host", "folds"),
     [
-        (Standing(), Standing("active"), True),
-        (Standing(given=True), Standing("active"), False),
-        (Standing(stop="canceled"), Standing("active"), False),
-        (Standing(kind="summary"), Standing("active"), False),
-        (Standing(), Standing("active", kind="summary"), False),
-        (Standing("folded"), Standing("active"), False),
-        (Standing(asked_of=("provider", "other", None)), Standing("active"), False),
-        (Standing(asked_of=("provider", "model", "allow")), Standing("active"), False),
-        (Standing(asked_of=("provider", "other", "deny"), joins=True), Standing("active"), True),
+        (FakeRun(), FakeRun("active"), True),
+        (FakeRun(given=True), FakeRun("active"), False),
+        (FakeRun(stop="canceled"), FakeRun("active"), False),
+        (FakeRun(kind="summary"), FakeRun("active"), False),
+        (FakeRun(), FakeRun("active", kind="summary"), False),
+        (FakeRun("folded"), FakeRun("active"), False),
+        (FakeRun(asked_of=("provider", "other", None)), FakeRun("active"), False),
+        (FakeRun(asked_of=("provider", "model", "allow")), FakeRun("active"), False),
+        (FakeRun(asked_of=("provider", "other", "deny"), joins=True), FakeRun("active"), True),
     ],
 )
-def test_a_queued_prompt_folds_unless_its_caller_gave_an_id(
-    run: Standing, host: Standing, *, folds: bool
+def test_queued_prompt_folds_unless_its_caller_gave_an_id(
+    run: FakeRun, host: FakeRun, *, folds: bool
 ) -> None:
     assert rules.folds(run, host) is folds
 
 
 @contract("INV-50")
-def test_a_cancel_covers_what_no_earlier_one_did() -> None:
-    assert rules.covers(Standing("active"))
-    assert rules.covers(Standing("ending", stop="store")), "it may be found again by a restart"
-    assert not rules.covers(Standing("active", stop="canceled", cancelled=True))
+def test_cancel_covers_runs_no_earlier_cancel_covered() -> None:
+    assert rules.covers(FakeRun("active"))
+    assert rules.covers(FakeRun("ending", stop="store")), "it may be found again by a restart"
+    assert not rules.covers(FakeRun("active", stop="canceled", cancelled=True))
 
 
-def test_only_what_had_its_turn_or_was_next_leaves_messages() -> None:
+def test_only_runs_that_started_or_were_next_leave_messages() -> None:
     leaves = [state for state in get_args(State) if rules.leaves_rows(state)]
     assert leaves == ["accepted", "active", "waiting", "ending", "folded", "ended"]
 
 
-def test_a_cancel_gets_one_word_per_run() -> None:
+def test_cancel_has_one_result_per_run() -> None:
     assert rules.settled_by(CANCELED, stopped=True) == "canceled"
     assert rules.settled_by(Ending("end_turn"), stopped=True) == "finished_first"
     assert rules.settled_by(CANCELED, stopped=False) == "not_stopped"
@@ -120,28 +120,28 @@ def crashed(
         (crashed("accepted", away_s=7200), HoldRun("the server was away for 2.0 h")),
     ],
 )
-def test_each_run_that_a_crash_left_has_one_fate(
+def test_each_crashed_run_has_one_fate(
     run: CrashedRun, fate: EndRun | HoldRun | ResumeRun | None
 ) -> None:
     assert fate_after_crash(run) == fate
 
 
 @contract("EXC-16")
-def test_what_a_model_reads_of_an_open_call_depends_on_what_may_have_happened() -> None:
-    words = {
+def test_interrupted_call_text_depends_on_state_and_crash_policy() -> None:
+    texts = {
         (state, crash): rules.interrupted_call_text(state, crash)
         for state in get_args(Literal["known", "started"])
         for crash in get_args(CrashPolicy)
     }
-    assert len(set(words.values())) == 4  # Not started is one; started differs by policy.
-    assert "safe to repeat" in words["started", "again"]
-    assert "Do not repeat" in words["started", "never"]
+    assert len(set(texts.values())) == 4  # Not started is one; started differs by policy.
+    assert "safe to repeat" in texts["started", "again"]
+    assert "Do not repeat" in texts["started", "never"]
     for crash in get_args(CrashPolicy):
-        assert rules.unanswered_call_text(INTERRUPTED, crash) == words["started", crash]
-    assert rules.unanswered_call_text(INTERRUPTED, None) == words["known", "again"]
+        assert rules.unanswered_call_text(INTERRUPTED, crash) == texts["started", crash]
+    assert rules.unanswered_call_text(INTERRUPTED, None) == texts["known", "again"]
 
 
-def test_no_started_call_is_ever_said_not_to_have_run() -> None:
+def test_started_call_is_never_described_as_not_run() -> None:
     for outcome in get_args(Outcome):
         assert "Not run" not in rules.unanswered_call_text(Ending(outcome), "never")
 
@@ -160,14 +160,14 @@ def test_no_started_call_is_ever_said_not_to_have_run() -> None:
         ("interrupted", "error", "error", "interrupted"),
     ],
 )
-def test_each_outcome_has_the_nearest_word_a_crush_client_knows_and_its_own(
+def test_each_outcome_maps_to_a_crush_reason_and_a_culm_reason(
     outcome: Outcome, reason: str, event: str | None, culm_reason: str
 ) -> None:
     ending = Ending(outcome, "Title", "details")
     finish = finish_of(ending, 7)
     assert (finish.reason, finish.time, finish.culm_reason) == (reason, 7, culm_reason)
-    told = agent_event_of(ending, SESSION, "r", "t")
-    assert (told.type if told else None) == event
+    agent_event = agent_event_of(ending, SESSION, "r", "t")
+    assert (agent_event.type if agent_event else None) == event
     complete = complete_of(ending, SESSION, "r", "m", "text")
     assert complete.cancelled is (outcome == "canceled")
     assert complete.error == ("Title: details" if event == "error" else "")

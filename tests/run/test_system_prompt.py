@@ -1,10 +1,10 @@
-"""The system prompt, word by word."""
+"""The full text of the system prompt."""
 
 from culm.run.system_prompt import ContextFile, ProjectContext, system_prompt
 
 
-def test_all_that_is_known_stands_in_one_text() -> None:
-    around = ProjectContext(
+def test_prompt_contains_all_known_context() -> None:
+    context = ProjectContext(
         path="/home/me/{project}",
         date="Friday, 15 January 2027",
         platform="Linux x86_64",
@@ -15,7 +15,7 @@ def test_all_that_is_known_stands_in_one_text() -> None:
         ),
     )
     assert (
-        system_prompt(around, "Speak as a provider likes it.")
+        system_prompt(context, "Speak as a provider likes it.")
         == """\
 Speak as a provider likes it.
 
@@ -43,7 +43,7 @@ Be kind
     )
 
 
-def test_what_is_not_known_leaves_no_gap() -> None:
+def test_prompt_omits_unknown_context_without_gaps() -> None:
     text = system_prompt(ProjectContext("/p"))
     assert text.startswith("You are culm, an agent that works with a person in the directory /p.\n")
     assert text.endswith("Answer briefly, in the language of the person.")

@@ -1,4 +1,4 @@
-"""Addresses and sockets: what is parsed, what is replaced, what is left alone."""
+"""Listen addresses and sockets: parsing, stale sockets, and locks of other servers."""
 
 import socket
 import stat
@@ -28,20 +28,20 @@ def folder() -> Generator[Path]:
         ("tcp://name:80/path", TcpAddress("name", 80)),
     ],
 )
-def test_an_address_is_read(text: str, address: UnixAddress | TcpAddress) -> None:
+def test_a_valid_address_is_parsed(text: str, address: UnixAddress | TcpAddress) -> None:
     assert parse_address(text) == address
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "unix://relative", "tcp://host", "tcp://:1", "tcp://h:65536", "npipe://x:1"]
 )
-def test_a_text_that_is_no_address_is_refused_with_a_hint(text: str) -> None:
+def test_an_invalid_address_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_address(text)
     assert "unix:///" in caught.value.hint
 
 
-def test_a_socket_is_private_and_gone_after_closing(folder: Path) -> None:
+def test_a_socket_is_private_and_removed_on_close(folder: Path) -> None:
     path = folder / "deep" / "s"
     listener = listen(UnixAddress(path))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -58,7 +58,7 @@ def test_a_stale_socket_is_replaced(folder: Path) -> None:
     listen(UnixAddress(path)).close()
 
 
-def test_a_live_socket_is_respected(folder: Path) -> None:
+def test_a_live_socket_is_not_replaced(folder: Path) -> None:
     path = folder / "s"
     with socket.socket(socket.AF_UNIX) as live:
         live.bind(str(path))
@@ -68,15 +68,15 @@ def test_a_live_socket_is_respected(folder: Path) -> None:
         assert path.exists()
 
 
-def test_a_second_server_is_refused_while_the_first_is_there(folder: Path) -> None:
+def test_a_second_server_at_the_same_socket_is_refused(folder: Path) -> None:
     first = listen(UnixAddress(folder / "s"))
-    with pytest.raises(ListenFailed, match="already there"):
+    with pytest.raises(ListenFailed, match="already running there"):
         listen(UnixAddress(folder / "s"))
     first.close()
     listen(UnixAddress(folder / "s")).close()
 
 
-def test_a_server_whose_socket_is_gone_is_given_time_to_free_its_lock(
+def test_a_server_without_a_socket_gets_time_to_release_its_lock(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = listen(UnixAddress(folder / "s"))
@@ -91,20 +91,20 @@ def test_a_server_whose_socket_is_gone_is_given_time_to_free_its_lock(
     second.close()
 
 
-def test_a_server_that_keeps_its_lock_without_a_socket_is_respected(
+def test_a_server_that_keeps_its_lock_without_a_socket_is_not_replaced(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
     monkeypatch.setattr("culm.server.listen.time.sleep", pauses.append)
     first = listen(UnixAddress(folder / "s"))
     (folder / "s").unlink()
-    with pytest.raises(ListenFailed, match="already there"):
+    with pytest.raises(ListenFailed, match="already running there"):
         listen(UnixAddress(folder / "s"))
     assert sum(pauses) == pytest.approx(LEAVE_S)
     first.close()
 
 
-def test_a_file_that_is_no_socket_is_never_removed(folder: Path) -> None:
+def test_a_file_that_is_not_a_socket_is_never_removed(folder: Path) -> None:
     path = folder / "s"
     path.write_text("precious")
     with pytest.raises(ListenFailed):
@@ -112,7 +112,7 @@ def test_a_file_that_is_no_socket_is_never_removed(folder: Path) -> None:
     assert path.read_text() == "precious"
 
 
-def test_a_socket_that_took_our_place_is_left_alone_at_the_end(folder: Path) -> None:
+def test_a_foreign_socket_at_our_path_is_not_removed_on_close(folder: Path) -> None:
     path = folder / "s"
     listener = listen(UnixAddress(path))
     path.unlink()
@@ -122,7 +122,7 @@ def test_a_socket_that_took_our_place_is_left_alone_at_the_end(folder: Path) -> 
         assert path.exists()
 
 
-def test_a_successor_with_our_inode_is_left_alone_when_we_are_done(folder: Path) -> None:
+def test_the_socket_of_a_successor_is_not_removed_on_close(folder: Path) -> None:
     first = listen(UnixAddress(folder / "s"))
     first.hide()
     second = listen(UnixAddress(folder / "s"))

@@ -1,4 +1,4 @@
-"""The document and its page are true: valid, complete, and kept to whatever a server is sent."""
+"""The OpenAPI document and its page are valid and complete, and the server conforms to them."""
 
 import asyncio
 import json
@@ -30,17 +30,16 @@ from culm.server.openapi import document
 from culm.server.routes import ROUTES
 from culm.settings import Settings
 from culm.testing.model_server import open_model_server
-from culm.testing.script import Reply, Rule, Script
+from culm.testing.script import Reply, ReplyRule, Script
 from culm.wire.agent import RUN_HEADER
 from culm.wire.codec import Json
-from tests.fleet.parents import open_stage
+from tests.fleet.host_harness import open_fake_launcher
 from tests.support import BREADTH, WAIT_S, FakeClock, model_config, serve_options
 
-FOR_EVER = "Take all the time there is."
-SCRIPT = Script(rules=[Rule(FOR_EVER, Reply(hold_after=0))], otherwise=Reply(text="Done."))
-EXAMPLES_MAX = max(
-    1, int(5 * BREADTH)
-)  # For each operation, of what fits its schema and again of what does not.
+NEVER_ENDING = "Take all the time there is."
+SCRIPT = Script(rules=[ReplyRule(NEVER_ENDING, Reply(hold_after=0))], otherwise=Reply(text="Done."))
+# For each operation, both of valid and of invalid requests.
+EXAMPLES_MAX = max(1, int(5 * BREADTH))
 _W = "/v1/workspaces/{workspace_id}"
 STREAM = f"GET {_W}/events"
 NOT_BUILT = {
@@ -51,7 +50,7 @@ NOT_BUILT = {
 BY_LABEL = {f"{route.method} {route.path}": route for route in ROUTES}
 
 
-# --- what we use of schemathesis, whose own types leave much unknown
+# --- protocols for schemathesis, whose own types are incomplete
 
 
 class Response(Protocol):
@@ -62,8 +61,8 @@ class Response(Protocol):
     def json(self) -> Json: ...
 
 
-class Drawn(Protocol):
-    """One request, as it was made up."""
+class GeneratedCase(Protocol):
+    """One generated request."""
 
     body: Json
     query: dict[str, object]
@@ -77,33 +76,35 @@ class Drawn(Protocol):
 class Operation(Protocol):
     label: str
 
-    def as_strategy(self, *, generation_mode: GenerationMode) -> st.SearchStrategy[Drawn]: ...
+    def as_strategy(
+        self, *, generation_mode: GenerationMode
+    ) -> st.SearchStrategy[GeneratedCase]: ...
 
 
-class Found(Protocol):
+class OperationResult(Protocol):
     def ok(self) -> Operation: ...
 
 
 class Schema(Protocol):
     def validate(self) -> None: ...
-    def get_all_operations(self) -> Iterable[Found]: ...
+    def get_all_operations(self) -> Iterable[OperationResult]: ...
 
 
 def load(described: dict[str, Json]) -> Schema:
-    # A copy, as what is drawn may be an example itself, and `tame` changes what is drawn.
-    # The protocols above name what the library documents and no more.
+    # A copy, since a generated case may be an example itself and `sanitize` changes cases.
+    # The protocols above contain only the documented part of the library.
     return cast("Schema", schemathesis.openapi.from_dict(deepcopy(described)))
 
 
-# By name: the signatures of the functions are among what is unknown.
+# By name, since the signatures of these functions have no types.
 CHECKS: list[object] = [
-    vars(checks)[f"{what}_conformance"]
-    for what in ("status_code", "content_type", "response_schema", "response_headers")
+    vars(checks)[f"{name}_conformance"]
+    for name in ("status_code", "content_type", "response_schema", "response_headers")
 ]
 OPERATIONS = {o.label: o for o in (found.ok() for found in load(document()).get_all_operations())}
 
 
-# Nobody is told so of what there is.
+# Error codes that must not appear for existing objects.
 NOT_FOUND = ("workspace_not_found", "run_not_found", "agent_not_found", "letter_not_found")
 
 
@@ -112,12 +113,12 @@ def operation_of(label: str) -> dict[str, Json]:
     return document()["paths"][route.path][route.method.lower()]
 
 
-# --- a server in a thread of its own, on a real socket
+# --- a server in its own thread, on a real socket
 
 
 @dataclass
-class Running:
-    """A server that keeps one workspace open, and a way to ask it."""
+class RunningServer:
+    """A server with one open workspace, and a client for it."""
 
     url: str
     http: requests.Session
@@ -125,8 +126,8 @@ class Running:
     model_url: str
     workspace_id: str = ""
     session_id: str = ""
-    busy_id: str = ""  # A session in which a run never ends, so that others wait behind it.
-    visitor: str = ""  # A client that may come and go; another one keeps the workspace.
+    busy_id: str = ""  # A session whose run never ends, so that others are queued.
+    visitor: str = ""  # A client that may leave; another one keeps the workspace.
     ids: Ids = field(default_factory=lambda: Ids(seed=2))
 
     def ask(self, method: str, path: str, body: object = None) -> requests.Response:
@@ -138,13 +139,13 @@ class Running:
         return str(made.json()["id"])
 
     def new_run(self) -> str:
-        """A run that waits."""
+        """Start a run that stays queued."""
         self._name_model()
         path = f"/v1/workspaces/{self.workspace_id}/agent"
         if not self.busy_id:
             self.busy_id = self.new_session()
-            self.ask("POST", path, {"session_id": self.busy_id, "prompt": FOR_EVER})
-        # With an id that is given it does not join the turn of the other.
+            self.ask("POST", path, {"session_id": self.busy_id, "prompt": NEVER_ENDING})
+        # A prompt with its own run id does not join the active turn.
         body = {"session_id": self.busy_id, "prompt": "x", "run_id": self.ids.run()}
         made = self.ask("POST", path, body)
         assert made.status_code == 202, made.text
@@ -164,7 +165,7 @@ class Running:
         return str(made.json()["letter_id"])
 
     def new_ids(self, names: Iterable[str]) -> dict[str, str]:
-        """Those of things that are made anew for each request, of those that are named."""
+        """Create the objects that each request needs anew; return the ids for `names`."""
         make = {
             "run_id": self.new_run,
             "agent_id": self.new_agent,
@@ -173,7 +174,7 @@ class Running:
         return {name: make[name]() for name in names if name in make}
 
     def _name_model(self) -> None:
-        """Whatever a test has made of the configuration meanwhile."""
+        """Configure the model again, since a test may have changed the configuration."""
         path = f"/v1/workspaces/{self.workspace_id}/config"
         config = model_config(self.model_url)
         for key in ("models", "providers"):
@@ -181,7 +182,7 @@ class Running:
             assert self.ask("POST", f"{path}/set", body).status_code == 200
 
     def path_of(self, route: Route) -> str:
-        """Its path, with what there is in it."""
+        """Return the path of a route with the ids of existing objects."""
         ids = {"workspace_id": self.workspace_id, "session_id": self.session_id}
         ids |= self.new_ids(re.findall(r"{(\w+)}", route.path))
         return route.path.format(**ids, client_id=self.visitor, lsp="gopls")
@@ -189,9 +190,9 @@ class Running:
 
 @contextmanager
 def open_threaded_server(folder: Path) -> Generator[tuple[Server, str]]:
-    """A server on an event loop of its own, and the address of a model beside it.
+    """Open a server on its own event loop; yield it with the URL of a model server.
 
-    Time stands still there, so no claim runs out.
+    Its clock never advances, so no claim expires.
     """
     started, servers = threading.Event(), list[tuple[Server, str]]()
     ends: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -202,8 +203,8 @@ def open_threaded_server(folder: Path) -> Generator[tuple[Server, str]]:
         options = serve_options(folder, "tcp://127.0.0.1:0", settings=Settings(queue_max=1000))
         async with (
             open_model_server(SCRIPT) as model,
-            open_stage() as stage,
-            open_server(options, FakeClock(), Ids(), lambda: None, launcher=stage) as server,
+            open_fake_launcher() as launcher,
+            open_server(options, FakeClock(), Ids(), lambda: None, launcher=launcher) as server,
         ):
             servers.append((server, model.url))
             started.set()
@@ -225,14 +226,14 @@ def open_threaded_server(folder: Path) -> Generator[tuple[Server, str]]:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("openapi").resolve()
     (folder / "project").mkdir()
     ids = Ids(seed=1)
     with open_threaded_server(folder) as (server, model_url), requests.Session() as http:
         http.headers["Authorization"] = f"Bearer {server.token}"
         url = str(server.addresses[0]).replace("tcp:", "http:")
-        found = Running(url, http, folder, model_url)
+        found = RunningServer(url, http, folder, model_url)
         for client in (ids.client(), ids.client()):
             body = {"path": str(folder / "project"), "client_id": client}
             found.workspace_id = found.ask("POST", "/v1/workspaces", body).json()["id"]
@@ -246,18 +247,18 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 # --- the document
 
 
-def test_the_document_is_valid_openapi_and_the_check_can_tell() -> None:
+def test_the_document_is_valid_openapi_and_the_validator_finds_errors() -> None:
     assert document()["openapi"] == "3.1.0"
     load(document()).validate()
     with pytest.raises(jsonschema_rs.ValidationError):
         load({**document(), "info": {}}).validate()
 
 
-def test_every_route_is_in_the_document_and_nothing_else_is() -> None:
+def test_the_document_contains_exactly_the_routes() -> None:
     assert OPERATIONS.keys() == BY_LABEL.keys()
 
 
-def test_every_operation_has_an_id_of_its_own() -> None:
+def test_every_operation_has_a_unique_id() -> None:
     ids = [operation_of(label)["operationId"] for label in BY_LABEL]
     assert len(set(ids)) == len(ids)
 
@@ -282,7 +283,7 @@ def test_an_operation_has_the_types_of_its_handler(label: str) -> None:
 
 
 def examples(value: Json, where: str = "") -> Iterator[tuple[str, Json, Json]]:
-    """Each example in the document, with its schema and where it stands."""
+    """Yield each example in the document with its place and schema."""
     if isinstance(value, dict):
         if "example" in value and "schema" in value:
             yield where, value["schema"], value["example"]
@@ -290,7 +291,7 @@ def examples(value: Json, where: str = "") -> Iterator[tuple[str, Json, Json]]:
             yield from examples(item, f"{where} {key}")
 
 
-def test_every_example_fits_its_schema() -> None:
+def test_every_example_matches_its_schema() -> None:
     found = list(examples(document()["paths"]))
     assert len(found) > len(BY_LABEL)
     for where, schema, example in found:
@@ -305,29 +306,29 @@ def requests_with_examples() -> list[str]:
 
 
 @pytest.mark.parametrize("label", requests_with_examples())
-def test_every_example_of_a_request_is_accepted_as_it_stands(running: Running, label: str) -> None:
+def test_every_request_example_is_accepted(running: RunningServer, label: str) -> None:
     (content,) = operation_of(label)["requestBody"]["content"].values()
     path = running.path_of(BY_LABEL[label])
     needs_client = any(p["name"] == "client_id" for p in operation_of(label)["parameters"])
     query = f"?client_id={running.visitor}" if needs_client else ""
     example = content["example"]
     if "worktree" in example:
-        example = {**example, "worktree": False}  # There is no repository here.
+        example = {**example, "worktree": False}  # The workspace is not a repository.
     answer = running.ask(BY_LABEL[label].method, path + query, example)
     if answer.status_code >= 300:
-        # It was understood; there may still be no such session, or a workspace open.
+        # The request was valid; the session may be missing or a workspace open.
         assert answer.json()["code"] != "invalid_request", answer.text
         assert answer.status_code != 500
 
 
-# --- whatever it is sent
+# --- generated requests
 
 
-def tame(label: str, case: Drawn, running: Running, *, real: bool) -> None:
-    """Keep what it writes inside the test's folder; and give it what exists, if `real`."""
+def sanitize(label: str, case: GeneratedCase, running: RunningServer, *, real: bool) -> None:
+    """Keep all paths inside the test's folder; use existing ids if `real`."""
     body = cast("dict[str, object]", case.body) if isinstance(case.body, dict) else {}
     if label == "POST /v1/workspaces":
-        for name, text in body.items():  # Names count whatever their case.
+        for name, text in body.items():  # Names ignore case.
             if name.casefold() in ("path", "data_dir") and isinstance(text, str) and text:
                 body[name] = f"{running.folder}/{name}{text.replace('/', '_')[:100]}"
     if not real:
@@ -346,7 +347,7 @@ def _replace(given: dict[str, object], ids: Mapping[str, str]) -> None:
     given.update({name: value for name, value in ids.items() if name in given})
 
 
-def check(label: str, case: Drawn, response: Response, *, real: bool) -> None:
+def check(label: str, case: GeneratedCase, response: Response, *, real: bool) -> None:
     status = response.status_code
     assert status < 500 or (status == 501 and label in NOT_BUILT), response.text
     case.validate_response(response, checks=CHECKS)
@@ -367,11 +368,11 @@ bounded = settings(
 )
 
 
-def fuzz(label: str, mode: GenerationMode, running: Running) -> None:
+def fuzz(label: str, mode: GenerationMode, running: RunningServer) -> None:
     @bounded
     @given(OPERATIONS[label].as_strategy(generation_mode=mode), st.booleans())
-    def call(case: Drawn, real: bool) -> None:  # noqa: FBT001 - drawn by position
-        tame(label, case, running, real=real)
+    def call(case: GeneratedCase, real: bool) -> None:  # noqa: FBT001 - drawn by position
+        sanitize(label, case, running, real=real)
         response = case.call(base_url=running.url, session=running.http, timeout=WAIT_S)
         check(label, case, response, real=real)
 
@@ -379,37 +380,35 @@ def fuzz(label: str, mode: GenerationMode, running: Running) -> None:
 
 
 @pytest.mark.parametrize("label", sorted(OPERATIONS.keys() - {STREAM}))
-def test_what_fits_the_schema_is_answered_as_documented(running: Running, label: str) -> None:
+def test_a_valid_request_is_answered_as_documented(running: RunningServer, label: str) -> None:
     fuzz(label, GenerationMode.POSITIVE, running)
 
 
-def can_misfit(label: str) -> bool:
-    """Whatever stands in a path is text, and fits."""
+def can_be_invalid(label: str) -> bool:
+    """Tell if a request can be invalid; any text is valid in a path."""
     operation = operation_of(label)
     return "requestBody" in operation or any(p["in"] == "query" for p in operation["parameters"])
 
 
-@pytest.mark.parametrize("label", [*filter(can_misfit, sorted(OPERATIONS.keys() - {STREAM}))])
-def test_what_does_not_fit_the_schema_is_answered_as_documented(
-    running: Running, label: str
-) -> None:
+@pytest.mark.parametrize("label", [*filter(can_be_invalid, sorted(OPERATIONS.keys() - {STREAM}))])
+def test_an_invalid_request_is_answered_as_documented(running: RunningServer, label: str) -> None:
     fuzz(label, GenerationMode.NEGATIVE, running)
 
 
 @pytest.mark.parametrize("mode", GenerationMode)
-def test_a_stream_begins_or_is_refused_as_documented(
-    running: Running, mode: GenerationMode
+def test_an_event_stream_starts_or_is_refused_as_documented(
+    running: RunningServer, mode: GenerationMode
 ) -> None:
     seen: set[int] = set()
 
-    @settings(bounded, max_examples=15)  # Enough to see each answer.
+    @settings(bounded, max_examples=15)  # Enough to get each answer.
     @given(OPERATIONS[STREAM].as_strategy(generation_mode=mode), st.booleans())
-    def call(case: Drawn, real: bool) -> None:  # noqa: FBT001 - drawn by position
-        tame(STREAM, case, running, real=real)
+    def call(case: GeneratedCase, real: bool) -> None:  # noqa: FBT001 - drawn by position
+        sanitize(STREAM, case, running, real=real)
         wanted = case.as_transport_kwargs(base_url=running.url)
         with running.http.request(**wanted, timeout=WAIT_S, stream=True) as response:
             seen.add(response.status_code)
-            if response.status_code == 200:  # It would never end.
+            if response.status_code == 200:  # Its body never ends.
                 assert response.headers["Content-Type"] == "text/event-stream"
             else:
                 assert response.status_code in (400, 404)
@@ -423,7 +422,7 @@ def test_a_stream_begins_or_is_refused_as_documented(
 
 
 class Page(HTMLParser):
-    """Reads a page and notes what is not closed, what it links to, and what it would load."""
+    """Records the unclosed tags, links and loaded resources of a page."""
 
     VOID = frozenset({"meta", "br", "hr", "img", "input", "link"})
     LOADING = frozenset({"script", "link", "img", "iframe", "object", "embed", "video", "audio"})
@@ -453,7 +452,9 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-def test_the_page_shows_every_route_is_well_formed_and_loads_nothing(running: Running) -> None:
+def test_the_page_shows_every_route_is_well_formed_and_loads_nothing(
+    running: RunningServer,
+) -> None:
     answer = running.ask("GET", "/v1/docs")
     assert answer.headers["Content-Type"].startswith("text/html")
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")

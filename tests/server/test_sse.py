@@ -1,4 +1,4 @@
-"""Guards what we touch of aiohttp that is not public; if this fails, look at `EventResponse`."""
+"""Check the non-public parts of aiohttp that `EventResponse` uses."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from culm.server.sse import EventResponse
 from tests.support import WAIT_S
 
 
-async def test_the_response_is_close_delimited_and_its_head_leaves_at_once() -> None:
+async def test_the_response_is_close_delimited_and_its_head_is_sent_at_once() -> None:
     released = asyncio.Event()
 
     async def handler(request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""A workspace on disk that is only read, so that all tests here can share it."""
+"""A read-only workspace on disk, shared by all tests in this folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ Judge = Callable[[str], Judgement]
 
 
 @pytest.fixture(scope="session")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workspace_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("ground").resolve()
     (root / "a.txt").write_text("x\n")
     (root / "sub" / "evil").mkdir(parents=True)
@@ -28,5 +28,5 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def judged(ground: Path) -> Judge:
-    return lambda command: judge(command, ground, [ground])
+def judge_command(workspace_root: Path) -> Judge:
+    return lambda command: judge(command, workspace_root, [workspace_root])

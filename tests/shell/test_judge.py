@@ -1,4 +1,4 @@
-"""What a command would run, and whether it only reads, told from its text."""
+"""Static judgement of shell commands: what they run, and whether they only read."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from tests.shell.conftest import Judge
 
 
 @pytest.mark.parametrize("command", FREE)
-def test_a_command_that_only_reads_inside_is_free(judged: Judge, command: str) -> None:
-    judgement = judged(command)
+def test_command_that_only_reads_inside_is_free(judge_command: Judge, command: str) -> None:
+    judgement = judge_command(command)
     assert judgement.why == ""
     assert judgement.is_free
     assert judgement.commands == judgement.seen
@@ -20,16 +20,16 @@ def test_a_command_that_only_reads_inside_is_free(judged: Judge, command: str) -
 
 
 @pytest.mark.parametrize("command", ASKED)
-def test_a_command_that_may_do_more_is_never_free(judged: Judge, command: str) -> None:
-    judgement = judged(command)
+def test_command_that_may_do_more_is_never_free(judge_command: Judge, command: str) -> None:
+    judgement = judge_command(command)
     assert not judgement.is_free
     assert judgement.why.endswith(".")
-    # Without a grain, every grant would cover it.
+    # Without coverage, every grant would cover it.
     assert bool(judgement.coverage) == (judgement.commands is not None)
 
 
 # The command; every simple command in it; what a grant for it covers. `@` stands for the workspace.
-TOLD: list[tuple[str, list[str], list[str]]] = [
+RESOLVED: list[tuple[str, list[str], list[str]]] = [
     ("rm -rf x", ["rm -rf x"], ["rm"]),
     ("ls; rm x", ["ls", "rm x"], ["rm"]),
     ('rm "a b"  c', ["rm a b c"], ["rm"]),
@@ -78,7 +78,7 @@ TOLD: list[tuple[str, list[str], list[str]]] = [
     ("env -u X rm x", ["env -u X rm x", "rm x"], ["env rm"]),
     ("env -i git log", ["env -i git log", "git log"], ["env git log"]),
     ("for PATH in bin sub; do ls; done", ["for PATH in bin sub", "ls"], ["for PATH in bin sub"]),
-    # What is not in the table with its options is granted as it stands, and no wider.
+    # A command with an option that is not in the table is granted literally.
     ("git log --output='a b'", ["git log --output=a b"], ["git log --output='a b'"]),
     ("cat $x", ["cat $x"], ["cat $x"]),
     ("nohup stdbuf -oL npm start", ["npm start"], ["npm start"]),
@@ -120,18 +120,24 @@ TOLD: list[tuple[str, list[str], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("command", "commands", "grains"), TOLD)
-def test_every_simple_command_is_told_with_its_grain(
-    judged: Judge, ground: Path, command: str, commands: list[str], grains: list[str]
+@pytest.mark.parametrize(("command", "commands", "coverage"), RESOLVED)
+def test_every_simple_command_is_listed_with_its_coverage(
+    judge_command: Judge,
+    workspace_root: Path,
+    command: str,
+    commands: list[str],
+    coverage: list[str],
 ) -> None:
-    judgement = judged(command)
+    judgement = judge_command(command)
     assert not judgement.is_free
-    assert judgement.commands == tuple(one.replace("@", str(ground)) for one in commands)
-    assert judgement.coverage == tuple(sorted(one.replace("@", str(ground)) for one in grains))
+    assert judgement.commands == tuple(one.replace("@", str(workspace_root)) for one in commands)
+    assert judgement.coverage == tuple(
+        sorted(one.replace("@", str(workspace_root)) for one in coverage)
+    )
 
 
-# What cannot be told; and what is seen in it all the same, for rules that deny.
-UNCLEAR: list[tuple[str, list[str]]] = [
+# Unresolvable commands, and what deny rules still see in them.
+UNRESOLVED: list[tuple[str, list[str]]] = [
     ("eval rm x", ["eval rm x"]),
     (". ./a.txt", [". ./a.txt"]),
     ("$x y", ["$x y"]),
@@ -155,11 +161,11 @@ UNCLEAR: list[tuple[str, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("command", "seen"), UNCLEAR)
-def test_what_cannot_be_resolved_is_said_to_be_so(
-    judged: Judge, command: str, seen: list[str]
+@pytest.mark.parametrize(("command", "seen"), UNRESOLVED)
+def test_unresolvable_command_is_reported_with_its_reason(
+    judge_command: Judge, command: str, seen: list[str]
 ) -> None:
-    judgement = judged(command)
+    judgement = judge_command(command)
     assert judgement == Judgement(
         is_free=False,
         commands=None,
@@ -168,34 +174,36 @@ def test_what_cannot_be_resolved_is_said_to_be_so(
         why=judgement.why,
         seen=tuple(seen),
     )
-    assert judgement.why.startswith("What it runs cannot be told: ")
+    assert judgement.why.startswith("Cannot determine what it runs: ")
 
 
 @pytest.mark.parametrize(
     "command", ["watch -n 1 rm x", "flock f rm x", "strace -f -o log rm x", "zsh -c 'rm x'"]
 )
-def test_a_rule_that_denies_sees_what_a_program_may_take_for_a_command(
-    judged: Judge, command: str
+def test_seen_commands_include_arguments_that_may_be_commands(
+    judge_command: Judge, command: str
 ) -> None:
-    judgement = judged(command)
+    judgement = judge_command(command)
     assert "rm x" in judgement.seen
     assert judgement.commands is not None
     assert "rm x" not in judgement.commands
 
 
-def test_the_paths_a_command_names_are_told_where_they_really_lie(
-    judged: Judge, ground: Path
+def test_paths_are_resolved_to_their_real_location(
+    judge_command: Judge, workspace_root: Path
 ) -> None:
-    judgement = judged("cp --target=sub out/hostname a.txt && cat sub/../a.txt > sub/new < a.txt")
+    judgement = judge_command(
+        "cp --target=sub out/hostname a.txt && cat sub/../a.txt > sub/new < a.txt"
+    )
     names = ("a.txt", "sub", "sub/new")
-    paths = ["/etc/hostname", *(f"{ground}/{name}" for name in names)]
+    paths = ["/etc/hostname", *(f"{workspace_root}/{name}" for name in names)]
     assert judgement.paths == tuple(sorted(paths))
 
 
-def test_a_working_directory_outside_makes_every_reader_asked(ground: Path) -> None:
-    assert not judge("ls", Path("/"), [ground]).is_free
-    assert not judge("git log", ground, [ground / "sub"]).is_free
-    assert judge("echo hi", ground / "sub", [Path("/nosuch"), ground]).is_free
+def test_outside_working_directory_makes_readers_not_free(workspace_root: Path) -> None:
+    assert not judge("ls", Path("/"), [workspace_root]).is_free
+    assert not judge("git log", workspace_root, [workspace_root / "sub"]).is_free
+    assert judge("echo hi", workspace_root / "sub", [Path("/nosuch"), workspace_root]).is_free
 
 
 @pytest.mark.parametrize(
@@ -213,12 +221,12 @@ def test_a_working_directory_outside_makes_every_reader_asked(ground: Path) -> N
     ],
     ids=lambda text: text[:12],
 )
-def test_more_than_anybody_would_read_is_not_judged(judged: Judge, command: str) -> None:
-    judgement = judged(command)
+def test_oversized_command_is_not_judged(judge_command: Judge, command: str) -> None:
+    judgement = judge_command(command)
     assert (judgement.is_free, judgement.commands, judgement.coverage) == (False, None, ())
 
 
-def test_the_table_is_shown_with_every_command_and_option() -> None:
+def test_table_lists_every_command_and_option() -> None:
     text = table_markdown()
     for name, entry in TABLE.items():
         row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))

@@ -1,4 +1,4 @@
-"""What holds of every command, however it is put together."""
+"""Properties of all commands, however they are composed."""
 
 import shlex
 import shutil
@@ -52,22 +52,22 @@ harmless = st.sampled_from(
 
 @FEW
 @given(command=free, form=changing)
-def test_a_free_command_beside_one_that_is_not_is_never_free(
-    judged: Judge, command: str, form: str
+def test_free_command_combined_with_another_is_never_free(
+    judge_command: Judge, command: str, form: str
 ) -> None:
-    assert not judged(form.replace("@", command)).is_free
+    assert not judge_command(form.replace("@", command)).is_free
 
 
 @FEW
 @given(command=free, forms=st.lists(harmless, min_size=1, max_size=3))
-def test_a_free_command_stays_free_in_harmless_company(
-    judged: Judge, command: str, forms: list[str]
+def test_free_command_stays_free_in_harmless_forms(
+    judge_command: Judge, command: str, forms: list[str]
 ) -> None:
     whole = command
     for form in forms:
-        # A shell of its own: what follows is not affected by a directory it turns to.
+        # A subshell: a change of directory does not affect what follows.
         whole = "(\n" + form.replace("@", f"( {whole} )") + "\n)"
-    assert judged(whole).why == ""
+    assert judge_command(whole).why == ""
 
 
 FRAGMENTS = st.sampled_from(
@@ -83,18 +83,18 @@ FRAGMENTS = st.sampled_from(
 
 @settings(FEW, max_examples=300)
 @given(text=st.one_of(st.text(), st.lists(FRAGMENTS, max_size=14).map(" ".join)))
-def test_no_text_makes_the_judge_fail(judged: Judge, text: str) -> None:
-    judgement = judged(text)
+def test_no_text_makes_the_judge_fail(judge_command: Judge, text: str) -> None:
+    judgement = judge_command(text)
     assert judgement.is_free == (judgement.why == "")
     assert judgement.is_free or bool(judgement.coverage) == (judgement.commands is not None)
 
 
 @FEW
 @given(text=st.sampled_from(ASKED), cut=st.integers(0, 40), form=harmless)
-def test_part_of_a_command_that_is_asked_about_does_not_make_the_judge_fail(
-    judged: Judge, text: str, cut: int, form: str
+def test_truncated_command_does_not_make_the_judge_fail(
+    judge_command: Judge, text: str, cut: int, form: str
 ) -> None:
-    judged(form.replace("@", text[:cut]) + text[cut:])
+    judge_command(form.replace("@", text[:cut]) + text[cut:])
 
 
 def _state(root: Path) -> list[tuple[str, bytes]]:
@@ -107,8 +107,8 @@ def _state(root: Path) -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_changes_nothing_when_it_runs_what_is_free(tmp_path: Path) -> None:
-    """Random text of the shell's own pieces: what we call free, bash shall agree is harmless."""
+def test_bash_changes_nothing_when_running_free_commands(tmp_path: Path) -> None:
+    """Run random free commands in bash and check that nothing changes."""
     root = tmp_path.resolve()
     (root / "sub").mkdir()
     (root / "a.txt").write_text("x\n")

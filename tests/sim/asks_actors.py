@@ -1,4 +1,4 @@
-"""A server that asks, and the people who answer: late, twice, at once, or something else."""
+"""A server that asks, and people who answer late, twice, concurrently or wrongly."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from culm.wire.asks import (
 )
 from culm.wire.codec import decode
 from culm.workspace.workspace import LiveWorkspace
-from tests.sim.asks_outside import Answer, AskerTool, AskTool, AskWorld, Given, Skip
+from tests.sim.asks_outside import Answer, AnswerAttempt, AskerTool, AskTool, AskWorld, Skip
 from tests.sim.loop import SimLoop
 from tests.sim.runs_actors import Client, Observer
 from tests.sim.runs_disk import Life
@@ -42,7 +42,7 @@ class AskServer(RunServer):
         self.outages = (0.01, 0.5, 5.0, 60.0, 700.0)
 
     async def _stop(self, life: Life, database: MemoryDatabase) -> None:
-        """SIGTERM leaves what is asked to the next server."""
+        """SIGTERM leaves open asks to the next server."""
         asked = self._asked_alone(life)
         await super()._stop(life, database)
         for ask_id, run_id in asked.items():
@@ -56,7 +56,7 @@ class AskServer(RunServer):
             self.world.expect(not lost, "a stop withdrew what was asked", ask_id, run_id)
 
     def _asked_alone(self, life: Life) -> dict[str, str]:
-        """What this server asked, for the only call of a step."""
+        """Open asks of this server that belong to the only call of a step."""
         rows = self.file.rows(
             "SELECT message_id FROM calls GROUP BY message_id HAVING count(*) = 1"
         )
@@ -69,7 +69,9 @@ class AskServer(RunServer):
         }
 
     def _tools(self, life: Life) -> list[Tool]:
-        self.asks.version += self.loop.random.random() < 0.3  # Nobody watched the world meanwhile.
+        self.asks.version += (
+            self.loop.random.random() < 0.3
+        )  # The world may change while the server is down.
         about = (self.world, self, life)
         asking: list[Tool] = [
             AskTool(*about, "edit"),
@@ -78,35 +80,35 @@ class AskServer(RunServer):
             AskerTool(*about, "question", "again", parallel=True),
         ]
         if self.world.faulty and self.loop.random.random() < 0.1:
-            asking.pop(self.loop.random.randrange(len(asking)))  # Somebody took it away.
+            asking.pop(self.loop.random.randrange(len(asking)))  # The tool was removed.
         return [*super()._tools(life), *asking]
 
 
 class AskObserver(Observer):
-    """Keeps what it was told of asks, in the order of the log."""
+    """Records published ask states, in the order of the log."""
 
     def __init__(self, server: RunServer, ids: Ids) -> None:
         super().__init__(server, ids)
-        self.told: dict[str, list[AskState]] = defaultdict(list)
-        self.shown: dict[str, AskState] = {}  # How each stands, as a dialog would have it.
+        self.states: dict[str, list[AskState]] = defaultdict(list)
+        self.shown: dict[str, AskState] = {}  # The current state of each ask, as a dialog shows it.
 
-    async def _apply(self, told: ServerEvent) -> None:
-        await super()._apply(told)
-        if told.type == "ask_changed":
-            changed = told.read(AskChanged)
-            self._note(told, changed.ask_id, changed.state)
-        elif told.type == "question_changed":
-            asked = told.read(QuestionChanged)
-            self._note(told, asked.batch_id, asked.state)
+    async def _apply(self, event: ServerEvent) -> None:
+        await super()._apply(event)
+        if event.type == "ask_changed":
+            changed = event.read(AskChanged)
+            self._note(event, changed.ask_id, changed.state)
+        elif event.type == "question_changed":
+            asked = event.read(QuestionChanged)
+            self._note(event, asked.batch_id, asked.state)
 
-    def _note(self, told: ServerEvent, ask_id: str, state: AskState) -> None:
+    def _note(self, event: ServerEvent, ask_id: str, state: AskState) -> None:
         self.shown[ask_id] = state
-        if told.cursor:  # Else it was shown because it is open when somebody begins to listen.
-            self.told[ask_id].append(state)
+        if event.cursor:  # Without a cursor it is an open ask replayed to a new listener.
+            self.states[ask_id].append(state)
 
 
 class AskClient(Client):
-    """Also answers what the agent asks."""
+    """A client that also answers asks."""
 
     def __init__(self, server: AskServer, operations: int = 0, *, patient: bool = False) -> None:
         super().__init__(server, operations, patient=patient)
@@ -121,7 +123,7 @@ class AskClient(Client):
         yield 0.04, self.revoke
         yield 0.04, self.change_the_world
         for share, operation in super().operations_of():
-            yield share * 0.14, operation  # The others, less often.
+            yield share * 0.14, operation  # The other operations, less often.
 
     async def prompt(self) -> None:
         token = f"p{self.world.number()}."
@@ -138,7 +140,7 @@ class AskClient(Client):
         await self.answer(*await self._pick())
 
     async def answer_at_once(self) -> None:
-        """Several answers to one ask, each by somebody else."""
+        """Several answers to one ask, each by another person."""
         ask_id, kind = await self._pick()
 
         async def answer() -> None:
@@ -155,7 +157,7 @@ class AskClient(Client):
         return self.server
 
     async def _pick(self) -> tuple[str, str]:
-        """An ask: from the list of those that are open, from what is stored, or from nowhere."""
+        """Pick an ask: listed as open, stored, or unknown."""
         roll = self.random.random()
         if roll < 0.05:
             return f"nothing {self.world.number()}", self.random.choice(("permission", "question"))
@@ -194,7 +196,7 @@ class AskClient(Client):
         if not fits:
             digest = "of something else"
         body = PermissionGrant(PermissionRef(ask_id), answer, digest)
-        given = Given(ask_id, answer, self.name, fits)
+        given = AnswerAttempt(ask_id, answer, self.name, fits)
         await self._give(given, lambda workspace: workspace.gate.answer(body, self.name))
 
     async def reply(self, ask_id: str) -> None:
@@ -207,17 +209,19 @@ class AskClient(Client):
             responses = [QuestionResponse(questions[0].id, ["a"], text)]
         named = ask_id if self.random.random() < 0.5 else ""
         body = QuestionAnswer(named, responses)
-        given = Given(ask_id, "answer", self.name, fits, text)
+        given = AnswerAttempt(ask_id, "answer", self.name, fits, text)
         await self._give(given, lambda workspace: workspace.gate.answer_questions(body, self.name))
 
     async def decline(self, ask_id: str) -> None:
-        given = Given(ask_id, "cancel", self.name)
+        given = AnswerAttempt(ask_id, "cancel", self.name)
         await self._give(
             given, lambda workspace: workspace.gate.cancel_questions(ask_id, self.name)
         )
 
-    async def _give(self, given: Given, act: Callable[[LiveWorkspace], Awaitable[bool]]) -> None:
-        """What is answered `resolved` is stored; and only what nobody waits for is refused."""
+    async def _give(
+        self, given: AnswerAttempt, act: Callable[[LiveWorkspace], Awaitable[bool]]
+    ) -> None:
+        """Check that a resolved answer is stored and an open ask accepts its answer."""
         world, ask_id = self.asks, given.ask_id
 
         async def serve(workspace: LiveWorkspace) -> None:
@@ -236,7 +240,7 @@ class AskClient(Client):
 
         await self._ask(serve)
 
-    # --- what is allowed for longer
+    # --- grants and skip mode
 
     async def flip_skip(self) -> None:
         session_id = "" if self.random.random() < 0.3 else self._session()
@@ -291,8 +295,8 @@ async def trouble_while_asked(server: AskServer) -> None:
                 file.die = (file.commits + dice.randint(1, 4), dice.choice(("before", "after")))
 
 
-async def answer_what_is_left(server: AskServer) -> None:
-    """Somebody patient sits there until nothing is asked any more; for ever, until cancelled."""
+async def answer_open_asks(server: AskServer) -> None:
+    """Answer every open ask, until cancelled."""
     person = AskClient(server, patient=True)
     while True:
         await asyncio.sleep(2)

@@ -1,4 +1,4 @@
-"""What must hold of asks when the dust has settled: each promise a function over what is stored."""
+"""Invariants of asks at the end of a world: one function per promise."""
 
 import sqlite3
 from collections import Counter, defaultdict
@@ -10,13 +10,13 @@ from culm.wire.asks import AskChanged, AskState, QuestionChanged
 from culm.wire.codec import decode
 from culm.wire.messages import Message, ToolCallPart, ToolResult
 from tests.sim.asks_actors import AskObserver, AskServer
-from tests.sim.asks_outside import AskWorld, Given
+from tests.sim.asks_outside import AnswerAttempt, AskWorld
 from tests.sim.runs_checks import results_in
 from tests.sim.runs_final import Final
 
 
 @dataclass(frozen=True)
-class Told:
+class AskEvent:
     seq: int
     ask_id: str
     state: AskState
@@ -24,7 +24,7 @@ class Told:
 
 
 class FinalAsks:
-    """The end of a world, as far as people were asked."""
+    """The final state of a world, as far as asks are concerned."""
 
     def __init__(self, server: AskServer) -> None:
         self.world: AskWorld = server.asks
@@ -32,17 +32,17 @@ class FinalAsks:
         rows = server.file.rows("SELECT * FROM asks ORDER BY no")
         self.rows: dict[str, sqlite3.Row] = {row["id"]: row for row in rows}
         self.grants = server.file.rows("SELECT * FROM grants")
-        self.told: dict[str, list[Told]] = defaultdict(list)
+        self.events: dict[str, list[AskEvent]] = defaultdict(list)
         for row in server.file.rows("SELECT * FROM events ORDER BY seq"):
             kind = {"ask_changed": AskChanged, "question_changed": QuestionChanged}.get(row["type"])
             if kind is not None:
                 changed = decode(row["fields"], kind)
-                told = Told(row["seq"], row["entity_id"], changed.state, changed.run_id)
-                self.told[told.ask_id].append(told)
+                event = AskEvent(row["seq"], row["entity_id"], changed.state, changed.run_id)
+                self.events[event.ask_id].append(event)
         self.tokens = self._read_tokens()
 
     def _read_tokens(self) -> dict[tuple[str, str], str]:
-        """What each call was to do, by its message and its id."""
+        """The token of each call, by its message and its id."""
         return {
             (message.id, part.data.id): part.data.input.partition('"token":"')[2].rstrip('"}')
             for messages in self.final.messages.values()
@@ -53,27 +53,27 @@ class FinalAsks:
 
 
 def every_ask_is_closed(asks: FinalAsks) -> None:
-    """Nothing runs any more, so nobody is asked any more."""
+    """Nothing runs any more, so no ask is open."""
     left = [tuple(row) for row in asks.rows.values() if row["state"] == "open"]
     assert left == [], f"still asked: {left}"
 
 
-def asks_are_told_once(asks: FinalAsks) -> None:
-    """That it is open, and then how it was closed, before its run is complete."""
+def asks_are_published_once(asks: FinalAsks) -> None:
+    """Each ask is published as open and then as closed, before its run completes."""
     completed = {e.run_id: e.seq for e in asks.final.log if e.complete is not None}
-    for ask_id, told in asks.told.items():
-        states = [one.state for one in told]
+    for ask_id, events in asks.events.items():
+        states = [one.state for one in events]
         assert states[0] == "open", f"{ask_id}: {states}"
         assert len(states) == 2, f"{ask_id}: {states}"
         assert states[1] != "open", f"{ask_id}: {states}"
-        assert told[1].seq < completed[told[0].run_id], f"{ask_id} outlived its run"
+        assert events[1].seq < completed[events[0].run_id], f"{ask_id} outlived its run"
         if ask_id in asks.rows:
             assert states[1] == asks.rows[ask_id]["state"], f"{ask_id}: {states}"
-    assert set(asks.rows) <= set(asks.told), "asked, and nobody was told"
+    assert set(asks.rows) <= set(asks.events), "an ask was not published"
 
 
 def the_first_answer_counts(asks: FinalAsks) -> None:
-    """At most one answer was said to have won, and it is the one that is stored."""
+    """At most one answer was reported as accepted, and it is the stored one."""
     for ask_id, given in asks.world.given.items():
         won = [one for one in given if one.resolved]
         assert len(won) <= 1, f"answered twice: {won}"
@@ -103,8 +103,8 @@ def no_call_is_asked_twice(asks: FinalAsks) -> None:
             assert other or (is_let_through and before["state"] == "withdrawn"), asked
 
 
-def what_was_refused_did_not_happen(asks: FinalAsks) -> None:
-    """No effect of a call that somebody said no to, or nothing; whatever came after."""
+def refused_calls_have_no_effect(asks: FinalAsks) -> None:
+    """A denied or expired call has no effect, whatever came after."""
     acted = {effect.token for effect in asks.world.effects}
     for row in asks.rows.values():
         token = asks.tokens[row["message_id"], row["call_id"]]
@@ -113,7 +113,7 @@ def what_was_refused_did_not_happen(asks: FinalAsks) -> None:
 
 
 def a_refusal_ends_the_turn(asks: FinalAsks) -> None:
-    """INV-77: after a no the model is not asked again, not even by the next server."""
+    """INV-77: after a denial the model is not asked again, not even by the next server."""
     for row in asks.rows.values():
         if row["state"] not in ("denied", "expired", "canceled"):
             continue
@@ -126,8 +126,8 @@ def a_refusal_ends_the_turn(asks: FinalAsks) -> None:
             assert message.role == "tool" or message.is_summary_message, f"{tuple(row)}: {message}"
 
 
-def answers_are_read(asks: FinalAsks) -> None:
-    """What a person answered a question with is what the model reads; a no is an error."""
+def answers_reach_the_model(asks: FinalAsks) -> None:
+    """The model reads the answer of a person; a refusal is an error."""
     results = {
         (message.id, result.tool_call_id): result
         for messages in asks.final.messages.values()
@@ -142,12 +142,12 @@ def answers_are_read(asks: FinalAsks) -> None:
             assert result.is_error, f"{tuple(row)}: {result}"
 
 
-def _won(given: Given, row: sqlite3.Row) -> bool:
+def _won(given: AnswerAttempt, row: sqlite3.Row) -> bool:
     return given.fits and (given.state, given.by) == (row["state"], row["answered_by"])
 
 
 def _results_of(messages: Sequence[Message]) -> Iterator[tuple[Message, ToolResult]]:
-    """Each result with the answer whose call it is of."""
+    """Each result with the message that contains its call."""
     answer: Message | None = None
     for message in messages:
         if message.role == "assistant":
@@ -158,7 +158,7 @@ def _results_of(messages: Sequence[Message]) -> Iterator[tuple[Message, ToolResu
 
 
 def grants_were_given(asks: FinalAsks) -> None:
-    """Every grant is what somebody answered, and stays until somebody takes it back."""
+    """Every grant comes from an answer and stays until it is revoked."""
     world = asks.world
     for row in asks.grants:
         gave = {(g.answer, g.by) for g in world.given[row["ask_id"]] if g.fits}
@@ -179,22 +179,22 @@ def effects_happen_once(asks: FinalAsks) -> None:
     assert max(acted.values(), default=0) <= 1, f"acted twice: {acted}"
 
 
-def observers_heard_of_every_ask(asks: FinalAsks, observers: list[AskObserver]) -> None:
-    """Whoever resumed by cursor was told of each once, and shows none that is closed."""
+def observers_received_every_ask(asks: FinalAsks, observers: list[AskObserver]) -> None:
+    """An observer that resumed by cursor received each state once and shows no closed ask."""
     for observer in observers:
-        heard = {i: [one.state for one in told] for i, told in asks.told.items()}
-        assert observer.told == heard, "an ask was not told, or twice"
+        expected = {i: [one.state for one in events] for i, events in asks.events.items()}
+        assert observer.states == expected, "an ask state was missed or repeated"
         assert "open" not in observer.shown.values(), f"a dialog stays: {observer.shown}"
 
 
 CHECKS = (
     every_ask_is_closed,
-    asks_are_told_once,
+    asks_are_published_once,
     the_first_answer_counts,
     no_call_is_asked_twice,
-    what_was_refused_did_not_happen,
+    refused_calls_have_no_effect,
     a_refusal_ends_the_turn,
-    answers_are_read,
+    answers_reach_the_model,
     grants_were_given,
     effects_happen_once,
 )
@@ -204,4 +204,4 @@ def check_asks(server: AskServer, observers: list[AskObserver]) -> None:
     asks = FinalAsks(server)
     for check in CHECKS:
         check(asks)
-    observers_heard_of_every_ask(asks, observers)
+    observers_received_every_ask(asks, observers)

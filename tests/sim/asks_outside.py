@@ -1,7 +1,6 @@
-"""Tools that need a person's permission, one that asks questions, and who may have said what.
+"""Tools that need permission, a tool that asks questions, and the answers people gave.
 
-`AskWorld` has what people did, where no crash reaches; a call that acts is compared with that at
-once.
+`AskWorld` records what people did, outside of any crash; each call that acts is compared with it.
 """
 
 import asyncio
@@ -34,15 +33,15 @@ STATES: dict[Answer, str] = {
 
 
 @dataclass(eq=False)
-class Given:
-    """An answer that somebody tried to give."""
+class AnswerAttempt:
+    """An attempt to answer an ask."""
 
     ask_id: str
     answer: Answer
     by: str
     fits: bool = True  # The digest, or the questions, are those of the ask.
-    text: str = ""  # What a question was answered with.
-    resolved: bool | None = None  # None if that was never heard.
+    text: str = ""  # The answer to a question.
+    resolved: bool | None = None  # None if the result never arrived.
 
     @property
     def state(self) -> str:
@@ -51,32 +50,32 @@ class Given:
 
 @dataclass
 class Skip:
-    """A time in which calls may have gone ahead unasked."""
+    """A period of skip mode, in which calls run without an ask."""
 
-    session_id: str  # Or everywhere.
+    session_id: str  # Empty: everywhere.
     life: int
     ended_s: float | None = None
 
 
 @dataclass
 class AskWorld(World):
-    """What is outside of a server that asks."""
+    """Everything outside of a server that asks."""
 
     calls_share: float = 0.85
-    given: dict[str, list[Given]] = field(  # By the id of the ask.
+    given: dict[str, list[AnswerAttempt]] = field(  # By the id of the ask.
         default_factory=lambda: defaultdict(list)
     )
     skips: list[Skip] = field(default_factory=list[Skip])
     revoked: set[str] = field(default_factory=set[str])  # Grants, also if only tried.
-    let_through: set[str] = field(default_factory=set[str])  # Calls that nobody need be asked of.
-    answers: dict[str, str] = field(default_factory=dict[str, str])  # By token: what it was told.
+    let_through: set[str] = field(default_factory=set[str])  # Calls that need no ask.
+    answers: dict[str, str] = field(default_factory=dict[str, str])  # Received answers by token.
     version: int = 0  # What a call would do changes with it.
 
     def tool_names(self) -> list[str]:
         return [*super().tool_names(), *ASKING * 2]
 
     def is_skipped(self, session_id: str, life: Life) -> bool:
-        """Whether the clearance of a call now may be that nobody is asked."""
+        """Return True if skip mode may apply to a call now."""
         now_s = self.loop.time()
         return any(
             skip.life == life.number
@@ -88,10 +87,10 @@ class AskWorld(World):
 
 @dataclass
 class AskTool(SimTool):
-    """Acts only if somebody let it."""
+    """Acts only with permission."""
 
     has_grains: bool = True
-    drifts: bool = False  # What it would do is another thing when the world has changed.
+    drifts: bool = False  # Its action changes with the version of the world.
 
     @property
     def asks(self) -> AskWorld:
@@ -118,7 +117,7 @@ class AskTool(SimTool):
         return CallPlan(action, lambda _: self._act(call, action, unasked=unasked))
 
     def _goes_unasked(self, action: ResolvedAction, call: CallRequest) -> bool:
-        """Decided in the same step as by the clearance, which is asked next."""
+        """Decide in the same step as the gate, which is called next."""
         if self.asks.is_skipped(call.session_id, self.life):
             return True
         approve = self.server.file.rows("SELECT approve FROM runs WHERE id = ?", call.run_id)
@@ -138,7 +137,7 @@ class AskTool(SimTool):
         return await self.run(call)
 
     def _check_allowed(self, call: CallRequest, action: ResolvedAction) -> None:
-        """None is approved by nobody: somebody saw exactly this, and allowed it."""
+        """Check that a person allowed exactly this action."""
         world = self.asks
         rows = self.server.file.rows(
             "SELECT id, state, digest FROM asks WHERE message_id = ? AND call_id = ?",
@@ -156,7 +155,7 @@ def _allowed(action: ResolvedAction) -> tuple[str, str]:
 
 @dataclass
 class AskerTool(SimTool):
-    """Asks a person something, and tells the model what was answered."""
+    """Asks a person a question and returns the answer to the model."""
 
     async def prepare(self, call: CallRequest) -> QuestionPlan:
         assert call.arguments is not None

@@ -1,4 +1,4 @@
-"""Simulated servers complain much, and nobody reads it."""
+"""Logging is off: simulated servers log a lot, and nobody reads it."""
 
 import logging
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_log() -> Iterator[None]:
-    """Formatting what they say would take a fifth of the time."""
+    """Disable logging; formatting would take a fifth of the time."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""Parents with their fleets, those who want runs done and meddle with them, and the bad luck."""
+"""Parents with their fleets, clients that start runs and interfere, and faults."""
 
 import asyncio
 from collections import Counter
@@ -23,10 +23,10 @@ from tests.sim.fleet_world import CURRENT_RUN, FleetWorld, Process, SimRun
 
 GOOD = ("echo", "echo", "mute", "slow", "flood", "ask", "ask", "call", "steer", "steer", "cling")
 BAD = ("crash", "die", "hang", "deaf")
-PATIENCE_S = 220.0  # Longer than anything takes that is in order.
+PATIENCE_S = 220.0  # Longer than any orderly run takes.
 PARENTS_MAX = 3
 FIRST_FRAME_S = 20.0
-CANCEL_S = 12.0  # Until a run has ended that was cancelled: 9 s for its worker, and then to end it.
+CANCEL_S = 12.0  # For a cancelled run to end: 9 s for its worker, and then to end it.
 
 
 class SimParent:
@@ -48,7 +48,7 @@ class SimParent:
             ),
         )
         self.launcher = SimLauncher(self.process, self.bounds)
-        self.customers = [Customer(self) for _ in range(runs)]
+        self.clients = [RunClient(self) for _ in range(runs)]
         self.process.begin(self._main)
 
     async def _main(self) -> None:
@@ -56,24 +56,24 @@ class SimParent:
         end_leftovers(world)
         async with asyncio.TaskGroup() as tasks:
             async with open_fleet(self.launcher, self.process.clock, self.bounds) as fleet:
-                wanting = {tasks.create_task(one.live(fleet)) for one in self.customers}
+                wanting = {tasks.create_task(one.live(fleet)) for one in self.clients}
                 hurry_s = 0.5 if world.chance(0.1) else None
                 await asyncio.wait(wanting, timeout=hurry_s)
                 if hurry_s is None:
                     await asyncio.sleep(dice.choice((0, 0, 0, 0, 10, 150)))
-                for one in self.customers:
+                for one in self.clients:
                     one.on_close()
                 self.launcher.is_closing = True
                 world.note("close", self.process.name)
-            is_done = not fleet.workers or self.process.was_stopped  # Its bounds ran meanwhile.
+            is_done = not fleet.workers or self.process.was_stopped  # Its timeouts ran meanwhile.
             world.expect(is_done, "left:", [worker.id for worker in fleet.workers])
             for worker in self.launcher.workers:
                 found = world.discovery.resolve(worker.id)
                 world.expect(not worker.is_alive, worker.id, "is alive after the end")
                 world.expect(found is None, worker.id, "is found after the end")
 
-    def look_at_pool(self, fleet: Fleet) -> None:
-        """Who waits for work is not at work, and they are as many as may wait."""
+    def check_pool(self, fleet: Fleet) -> None:
+        """Check that idle workers are not busy and within the pool bounds."""
         idle = [one.worker for one in fleet._parked]  # pyright: ignore[reportPrivateUsage]
         parked = [one for one in self.launcher.workers if one in idle]
         keys = Counter(one.key for one in fleet._parked)  # pyright: ignore[reportPrivateUsage]
@@ -86,8 +86,8 @@ class SimParent:
         self.world.expect(is_bounded, "too many wait:", keys)
 
 
-class Customer:
-    """Wants one run done, watches it, and has changes of mind. Implements `Overseer`."""
+class RunClient:
+    """Starts one run, follows it and interferes with it. Implements `HostCallbacks`."""
 
     def __init__(self, parent: SimParent) -> None:
         self.world = world = parent.world
@@ -105,12 +105,12 @@ class Customer:
         await asyncio.sleep(self._dice.choice((0, 0, 0.01, 0.2, 3, 3.1)))
         impatience = self.world.loop.call_later(PATIENCE_S, self.cancel, "waited long enough")
         async with asyncio.TaskGroup() as tasks:
-            meddling = tasks.create_task(self._meddle())
-            await self._have_it_done(fleet)
+            interfering = tasks.create_task(self._interfere())
+            await self._run_to_end(fleet)
             impatience.cancel()
-            meddling.cancel()
+            interfering.cancel()
 
-    async def _have_it_done(self, fleet: Fleet) -> None:
+    async def _run_to_end(self, fleet: Fleet) -> None:
         run, dice = self.run, self._dice
         provision = Provision(
             version=2,
@@ -137,32 +137,32 @@ class Customer:
         self.world.expect(is_deaf, run.token, "is steered after its end")
         links = [line.number for line in self.world.lines if self._holds(line)]
         self.world.expect(not links, run.token, "is over, and holds", links)
-        self._parent.look_at_pool(fleet)
+        self._parent.check_pool(fleet)
 
     def _holds(self, line: Line) -> bool:
         return line.token == self.run.token and not line.parent_end.is_closed
 
     def _draw_limit(self, share: float, why: str, *limits_s: float) -> float | None:
-        """For a few; who has one need not complete."""
+        """A limit for a few runs; a run with a limit need not complete."""
         if not self.world.chance(share):
             return None
         self.world.harm(self.run.token, why)
         return self._dice.choice(limits_s)
 
-    # --- what it says
+    # --- steering and cancelling
 
-    async def _meddle(self) -> None:
+    async def _interfere(self) -> None:
         dice, run = self._dice, self.run
         for _ in range(dice.choice((0, 0, 1, 3)) + (run.kind == "steer")):
             await asyncio.sleep(dice.choice((0, 0.001, 0.05, 0.5, 3)))
             if self.world.chance(0.12):
                 self.cancel("cancelled")
-            self._say(f"say {self.world.number()}")
+            self._steer(f"say {self.world.number()}")
         if run.kind == "steer":
             await asyncio.sleep(dice.choice((0, 1)))
-            self._say(ENOUGH)
+            self._steer(ENOUGH)
 
-    def _say(self, text: str) -> None:
+    def _steer(self, text: str) -> None:
         steer = SteerMessage(text, f"m{self.world.number()}" if self._takes_calls else "")
         if self.controls.steer(steer.text, steer.id):
             self.run.steers.append(steer)
@@ -170,9 +170,9 @@ class Customer:
     def cancel(self, why: str) -> None:
         self.world.harm(self.run.token, why)
         self.run.parent.do(self.controls.cancel)
-        self.world.loop.call_later(CANCEL_S, self._look_at_end)
+        self.world.loop.call_later(CANCEL_S, self._check_end)
 
-    def _look_at_end(self) -> None:
+    def _check_end(self) -> None:
         is_able = self.run.parent.is_alive and not self.run.parent.was_stopped
         self.world.expect(self.run.is_over or not is_able, self.run.token, "does not end")
 
@@ -180,14 +180,14 @@ class Customer:
         if not self.run.is_over:
             self.world.harm(self.run.token, "the fleet closes")
 
-    # --- what it is told, and asked
+    # --- callbacks
 
     async def on_event(self, event: Raw) -> None:
         run = self.run
-        self.world.expect(not run.is_over, run.token, "hears of an event after its end")
+        self.world.expect(not run.is_over, run.token, "receives an event after its end")
         if self.world.chance(0.002):
-            self.world.harm(run.token, "its overseer fails")
-            raise RuntimeError("the overseer fails")
+            self.world.harm(run.token, "its callbacks fail")
+            raise RuntimeError("the callback fails")
         run.events.append(msgspec.json.decode(event))
         if self._is_slow:
             await asyncio.sleep(self._dice.choice((0, 0.01, 0.3)))
@@ -217,15 +217,15 @@ class Customer:
         return {"did": args["name"]}
 
 
-# --- bad luck
+# --- faults
 
 
-class Trouble:
+class FaultInjector:
     """Kills, stops and cuts, a few times."""
 
     def __init__(self, world: FleetWorld) -> None:
         self.world = world
-        self.parents = [SimParent(world, world.dice.randint(3, 5))]  # One after the other.
+        self.parents = [SimParent(world, world.dice.randint(3, 5))]  # Successive parents.
 
     async def run(self) -> None:
         dice = self.world.dice
@@ -276,7 +276,7 @@ class Trouble:
             self._hurt_all("its parent was stopped")
 
     def _kill_parent(self) -> None:
-        """The next one begins at once: with what it finds."""
+        """Kill the parent; the next one starts at once with its leftovers."""
         if self.parent.process.is_alive and len(self.parents) < PARENTS_MAX:
             self.world.note("kill -9", self.parent.process.name)
             self._hurt_all("its parent was killed")
@@ -284,14 +284,14 @@ class Trouble:
             self.parents.append(SimParent(self.world, 2))
 
     def _hurt_all(self, why: str) -> None:
-        for customer in self.parent.customers:
+        for customer in self.parent.clients:
             if not customer.run.is_over:
                 self.world.harm(customer.run.token, why)
 
     def _stop(self, process: Process) -> bool:
-        """As by SIGSTOP; whether that is for so long that somebody minds."""
+        """Stop a process as by SIGSTOP; return True if the stop is long enough to matter."""
         delay_s = self.world.dice.choice((0.01, 0.5, 4, 70))
         self.world.note("stop", process.name, delay_s)
         process.stop()
-        self.world.loop.call_later(delay_s, process.go_on)
+        self.world.loop.call_later(delay_s, process.resume)
         return delay_s > 5

@@ -1,4 +1,4 @@
-"""What must hold of a fleet when the dust has settled: each promise a function over the world."""
+"""Invariants of a fleet at the end of a world: one function per promise."""
 
 from collections import Counter, defaultdict
 
@@ -11,23 +11,23 @@ LOSSY = ("token", "runner_progress")
 ENDS_WELL = frozenset(("echo", "mute", "slow", "flood", "ask", "call", "steer", "cling"))
 
 
-def is_spared(run: SimRun) -> bool:
-    """Nothing was done to it, or only what another worker makes good."""
+def is_unharmed(run: SimRun) -> bool:
+    """Return True if the run was not harmed, or only so that a retry repairs it."""
     return not run.harms and len(run.setbacks) < 2
 
 
 def every_run_ends_once(world: FleetWorld) -> None:
-    """Unless its parent died, in which case nobody is there who could be told."""
+    """Every run ends once, unless its parent was killed."""
     for run in world.runs.values():
         ends = len(run.driven) + bool(run.refused)
         killed = "its parent was killed" in run.harms
         assert ends == 1 or (killed and ends == 0), f"{run.token} ended {ends} times"
 
 
-def spared_runs_complete(world: FleetWorld) -> None:
-    """What happens to others does not matter: each has its own result."""
+def unharmed_runs_complete(world: FleetWorld) -> None:
+    """Every unharmed run completes with its own result."""
     for run in world.runs.values():
-        if not is_spared(run) or run.kind not in ENDS_WELL:
+        if not is_unharmed(run) or run.kind not in ENDS_WELL:
             continue
         assert not run.refused, f"{run.token} was refused: {run.refused}"
         outcome = run.driven[0].outcome
@@ -35,8 +35,8 @@ def spared_runs_complete(world: FleetWorld) -> None:
         assert is_own, f"{run.token} came out as {outcome}"
 
 
-def nothing_is_made_up(world: FleetWorld) -> None:
-    """A result is the executor's; who was not cancelled is not said to be."""
+def outcomes_are_genuine(world: FleetWorld) -> None:
+    """A result comes from the executor; only a harmed run is reported as cancelled."""
     for run in world.runs.values():
         for driven in run.driven:
             outcome = driven.outcome
@@ -44,22 +44,26 @@ def nothing_is_made_up(world: FleetWorld) -> None:
                 assert outcome.result == f"{run.kind}: {run.token}", f"{run.token}: {outcome}"
             if outcome.status == "cancelled":
                 assert run.harms or run.setbacks, f"{run.token}: {outcome}"
-        if run.kind in ("crash", "die", "hang") and is_spared(run):
+        if run.kind in ("crash", "die", "hang") and is_unharmed(run):
             assert run.driven[0].outcome.status == "error", f"{run.token}: {run.driven}"
 
 
-def events_are_told_in_order(world: FleetWorld) -> None:
-    """Of one execution, each once. Doubled frames show only where nothing numbers them."""
+def events_arrive_in_order(world: FleetWorld) -> None:
+    """Events of one execution arrive once. Repeats are visible only without numbers."""
     for run in world.runs.values():
-        told = [(event["by"], event["n"]) for event in run.events if "by" in event]
-        assert len({by for by, _ in told}) <= 1, f"{run.token} hears two executions: {told}"
+        received = [(event["by"], event["n"]) for event in run.events if "by" in event]
+        assert len({by for by, _ in received}) <= 1, (
+            f"{run.token} receives two executions: {received}"
+        )
         if run.epoch == 0:
-            told = [one for at, one in enumerate(told) if at == 0 or told[at - 1] != one]
-        assert told == sorted(set(told)), f"{run.token} hears out of order: {told}"
+            received = [
+                one for at, one in enumerate(received) if at == 0 or received[at - 1] != one
+            ]
+        assert received == sorted(set(received)), f"{run.token} receives out of order: {received}"
 
 
 def a_clean_end_has_all_events(world: FleetWorld) -> None:
-    """What an executor was allowed to say arrives before a terminal; the lossy may be missing."""
+    """All durable events arrive before a clean terminal; lossy ones may be missing."""
     for run in world.runs.values():
         if (
             not run.driven
@@ -67,29 +71,29 @@ def a_clean_end_has_all_events(world: FleetWorld) -> None:
             or run.driven[0].outcome.status == "error"
         ):
             continue
-        told = {(event["by"], event["n"]) for event in run.events if "by" in event}
-        by = {number for number, _ in told}
+        received = {(event["by"], event["n"]) for event in run.events if "by" in event}
+        by = {number for number, _ in received}
         emitted = [one for one in run.emitted if one[0] in by]
-        missing = [one for one in emitted if one[:2] not in told]
+        missing = [one for one in emitted if one[:2] not in received]
         durable = [one for one in missing if run.epoch == 0 or one[2] not in LOSSY]
-        assert not durable, f"{run.token} never heard {durable}"
-        assert not missing or run.gaps, f"{run.token} was not told of a gap: {missing}"
+        assert not durable, f"{run.token} never received {durable}"
+        assert not missing or run.gaps, f"{run.token} got no notice of a gap: {missing}"
 
 
-def nothing_is_allowed_by_nobody(world: FleetWorld) -> None:
-    """An ask is answered once; a yes was somebody's yes, and not one that came too late."""
+def approvals_come_from_a_person(world: FleetWorld) -> None:
+    """An ask is answered once; an approval was given by a person, in time."""
     for run in world.runs.values():
-        heard = Counter(name for name, _ in run.heard)
-        assert max(heard.values(), default=0) <= 1, f"{run.token} was answered twice: {heard}"
-        for name, approved in run.heard:
+        answered = Counter(name for name, _ in run.received_answers)
+        assert max(answered.values(), default=0) <= 1, f"{run.token} was answered twice: {answered}"
+        for name, approved in run.received_answers:
             assert not approved or run.answers.get(name), f"{name} was allowed by nobody"
-            if is_spared(run) and not run.setbacks and name in run.answers:
+            if is_unharmed(run) and not run.setbacks and name in run.answers:
                 late = name in run.slow_answers
-                said = run.answers[name]
-                assert late or approved == said, f"{name} was answered with {said}"
+                given = run.answers[name]
+                assert late or approved == given, f"{name} was answered with {given}"
 
 
-def steering_arrives_once_or_comes_back(world: FleetWorld) -> None:
+def steering_arrives_once_or_is_returned(world: FleetWorld) -> None:
     for run in world.runs.values():
         admitted = Counter(one for one in run.admitted if one[1])
         assert max(admitted.values(), default=0) <= 1, f"{run.token} admits twice: {admitted}"
@@ -107,8 +111,8 @@ def steering_arrives_once_or_comes_back(world: FleetWorld) -> None:
             assert not (is_sure and is_both), f"{run.token} arrived and came back: {steer}"
 
 
-def limits_are_told(world: FleetWorld) -> None:
-    """What would end well fails by its limit only."""
+def limits_are_reported(world: FleetWorld) -> None:
+    """A limited run fails only by its limit."""
     for run in world.runs.values():
         if run.harms == ["limited"] and not run.setbacks and run.kind in ENDS_WELL:
             outcome = run.driven[0].outcome
@@ -117,7 +121,7 @@ def limits_are_told(world: FleetWorld) -> None:
 
 
 def workers_keep_to_the_protocol(world: FleetWorld) -> None:
-    """On the wire: a terminal for each run at most, and nothing of a run after its terminal."""
+    """At most one terminal per run on the wire, and no frame of a run after it."""
     for line in world.lines:
         asked = line.parent_end.kinds.count("run")
         assert asked <= 1, f"line {line.number} carries {asked} runs"
@@ -129,26 +133,26 @@ def workers_keep_to_the_protocol(world: FleetWorld) -> None:
             assert not after, f"line {line.number}, after the terminal: {after}"
 
 
-def only_the_unheard_is_tried_again(world: FleetWorld) -> None:
+def only_silent_workers_are_retried(world: FleetWorld) -> None:
     lines: dict[str, list[Line]] = defaultdict(list)
     for line in world.lines:
         if "run" in line.parent_end.kinds:
             lines[line.token].append(line)
     for token, tried in lines.items():
         assert len(tried) <= 2, f"{token} was tried {len(tried)} times"
-        heard = [line.parent_end.frames for line in tried[:-1] if line.parent_end.frames]
-        assert not heard, f"{token} was heard, and tried again"
+        begun = [line.parent_end.frames for line in tried[:-1] if line.parent_end.frames]
+        assert not begun, f"{token} had begun, and was retried"
 
 
-def who_hangs_is_given_up(world: FleetWorld) -> None:
-    """Twice a worker may say nothing; what is launched in between takes its time, too."""
+def hanging_runs_are_abandoned(world: FleetWorld) -> None:
+    """A hanging run is abandoned after two silent workers and a launch."""
     for run in world.runs.values():
         if run.kind == "hang" and run.executions and not run.parent.was_stopped and run.is_over:
             took_s = run.over_s - run.began_s
             assert took_s < 2 * FIRST_FRAME_S + READY_S + 10, f"{run.token} took {took_s:g} s"
 
 
-def only_a_clean_worker_is_used_again(world: FleetWorld) -> None:
+def only_clean_workers_are_reused(world: FleetWorld) -> None:
     last_of_run = {line.token: line for line in world.lines}
     last_of_worker = {line.worker: line for line in world.lines}
     for line in world.lines:
@@ -171,17 +175,17 @@ def nothing_is_left(world: FleetWorld) -> None:
 
 CHECKS = (
     every_run_ends_once,
-    spared_runs_complete,
-    nothing_is_made_up,
-    events_are_told_in_order,
+    unharmed_runs_complete,
+    outcomes_are_genuine,
+    events_arrive_in_order,
     a_clean_end_has_all_events,
-    nothing_is_allowed_by_nobody,
-    steering_arrives_once_or_comes_back,
-    limits_are_told,
+    approvals_come_from_a_person,
+    steering_arrives_once_or_is_returned,
+    limits_are_reported,
     workers_keep_to_the_protocol,
-    only_the_unheard_is_tried_again,
-    who_hangs_is_given_up,
-    only_a_clean_worker_is_used_again,
+    only_silent_workers_are_retried,
+    hanging_runs_are_abandoned,
+    only_clean_workers_are_reused,
     nothing_is_left,
 )
 

@@ -1,6 +1,6 @@
-"""Connections between simulated processes: slow, cut, silent, saying things twice; and a tap.
+"""Connections between simulated processes: slow, cut, silent or repeating; all are recorded.
 
-What a line carries, the real memory link carries. Each end also watches its user.
+A line uses the real memory link. Each end also checks its user.
 """
 
 import asyncio
@@ -15,40 +15,40 @@ from tests.sim.fleet_world import FleetWorld, Process
 
 Side = Literal["parent", "worker"]
 GARBAGE = (b"", b"{", b"[]", b"\xff", b'{"kind":"gossip"}', b'{"kind":"event","kind":"event"}')
-ENDING_S = 9.5  # A grace of 3 s, and 6 s: then the end of a cancelled run is told, or the link cut.
-FOR_EVER_S = 1e6
-BACKLOG = 8  # Links that nobody has accepted yet.
+ENDING_S = 9.5  # A cancelled run has ended, or its link is cut, after 3 s of grace and 6 s.
+FOREVER_S = 1e6
+BACKLOG = 8  # Links that are not accepted yet.
 
 
 @dataclass(frozen=True)
-class Weather:
-    """What a line does to its frames."""
+class LinkFaults:
+    """Faults of a line."""
 
     room: int = 64  # Frames that fit into it, each way.
     delays: tuple[float, ...] = ()
-    doubles: float = 0.0  # The share of frames that arrive twice, or thrice.
+    doubles: float = 0.0  # The share of frames that arrive two or three times.
     cut_after: int = 0  # Frames, of either side; 0: never.
-    silent_after: int = 0  # From then on nothing arrives, and nobody is told ...
-    is_stuck: bool = False  # ... and whoever sends waits.
-    garbled: int = 0  # Which frame arrives as something else; 0: none.
+    silent_after: int = 0  # From then on nothing arrives, without an error ...
+    is_stuck: bool = False  # ... and a send blocks.
+    garbled: int = 0  # The number of the corrupted frame; 0: none.
 
 
-def draw_weather(world: FleetWorld) -> Weather:
+def draw_link_faults(world: FleetWorld) -> LinkFaults:
     dice = world.dice
     room = dice.choice((2, 64, 64))
     delays = dice.choice(((), (), (0.0, 0.001, 0.03), (0.0, 0.0, 0.5, 4.0)))
     if not world.chance(0.3):
-        return Weather(room, delays)
+        return LinkFaults(room, delays)
     match dice.randrange(7):
         case 0 | 1:
-            return Weather(room, delays, cut_after=dice.randint(1, 14))
+            return LinkFaults(room, delays, cut_after=dice.randint(1, 14))
         case 2:
             is_stuck = dice.random() < 0.5
-            return Weather(room, delays, silent_after=dice.randint(1, 10), is_stuck=is_stuck)
+            return LinkFaults(room, delays, silent_after=dice.randint(1, 10), is_stuck=is_stuck)
         case 3:
-            return Weather(room, delays, garbled=dice.randint(1, 10))
+            return LinkFaults(room, delays, garbled=dice.randint(1, 10))
         case _:
-            return Weather(room, delays, doubles=dice.choice((0.1, 0.3, 1.0)))
+            return LinkFaults(room, delays, doubles=dice.choice((0.1, 0.3, 1.0)))
 
 
 def kind_of(frame: bytes) -> str:
@@ -61,13 +61,13 @@ class Line:
 
     def __init__(self, world: FleetWorld, parent: Process, worker: Process) -> None:
         self.world = world
-        self.weather = draw_weather(world)
+        self.faults = draw_link_faults(world)
         self.number = world.number()
         self.worker = worker
-        self.token = ""  # Of the run that it is for, once that was said.
+        self.token = ""  # The token of its run, once it is known.
         self._frames = 0
         self._setbacks: list[str] = []
-        near, far = memory_pair(self._carry, frames_max=self.weather.room)
+        near, far = memory_pair(self._carry, frames_max=self.faults.room)
         self.parent_end = End(self, near, "parent")
         self.worker_end = End(self, far, "worker")
         self._ends = (self.parent_end, self.worker_end)
@@ -75,46 +75,46 @@ class Line:
         parent.when_gone(partial(self._on_gone, self.parent_end))
         worker.when_gone(partial(self._on_gone, self.worker_end))
         world.lines.append(self)
-        world.note("line", self.number, parent.name, worker.name, self.weather)
+        world.note("line", self.number, parent.name, worker.name, self.faults)
 
     @property
     def is_open(self) -> bool:
-        """Somebody still holds an end of it."""
+        """Return True if an end is still open."""
         return not all(end.is_closed for end in self._ends)
 
     def cut(self, why: str) -> None:
-        """Both sides see that it broke off."""
+        """Break the line for both sides."""
         if not self._is_over and not any(end.is_closed for end in self._ends):
             self.hurt(why)
             self.parent_end.link.cut("the network is gone")
         self._is_over = True
 
     def hurt(self, why: str) -> None:
-        """Whoever uses it need not complete; but if nothing was heard yet, it is tried again."""
+        """Harm the run of this line; without a received frame it is only a setback."""
         if self.parent_end.frames:
             self.world.harm(self.token, why)
         elif why not in self._setbacks:
             self._setbacks.append(why)
             self.world.setback(self.token, why)
 
-    def on_heard(self) -> None:
-        """The parent hears something, so it is not tried again: not even if it was on its way."""
+    def on_received(self) -> None:
+        """A received frame turns earlier setbacks into harm: the run is not retried."""
         while self._setbacks:
             self.world.harm(self.token, self._setbacks.pop())
 
     def on_cancel(self) -> None:
-        """Of a run that goes on, and of all that wait behind it."""
+        """Check later that the cancelled runs have ended."""
         if self.worker.is_working:
-            self.world.loop.call_later(ENDING_S, self._look_at_end, self.worker_end.runs)
+            self.world.loop.call_later(ENDING_S, self._check_end, self.worker_end.runs)
 
-    def _look_at_end(self, runs: int) -> None:
+    def _check_end(self, runs: int) -> None:
         end = self.worker_end
         is_over = end.is_closed or end.terminals >= runs
         is_able = self.worker.is_alive and not self.worker.was_stopped
         self.world.expect(is_over or not is_able, "line", self.number, "keeps a cancelled run")
 
     def _on_gone(self, end: "End") -> None:
-        """A kernel closes what its process had open; what was sent before may still arrive."""
+        """Close the end of a dead process; earlier frames may still arrive."""
         if end.is_closed:
             return
         end.is_closed = True
@@ -126,21 +126,21 @@ class Line:
                 end.link.cut("connection reset by peer")
 
     async def _carry(self, frame: bytes) -> Sequence[bytes]:
-        weather, dice = self.weather, self.world.dice
+        faults, dice = self.faults, self.world.dice
         self._frames += 1
-        if self._frames == weather.cut_after:
+        if self._frames == faults.cut_after:
             self.cut("cut")
             raise LinkLost("the network is gone")
-        if weather.delays:
-            await asyncio.sleep(dice.choice(weather.delays))
-        if 0 < weather.silent_after < self._frames:
+        if faults.delays:
+            await asyncio.sleep(dice.choice(faults.delays))
+        if 0 < faults.silent_after < self._frames:
             self.hurt("silent")
-            await asyncio.sleep(FOR_EVER_S if weather.is_stuck else 0)
+            await asyncio.sleep(FOREVER_S if faults.is_stuck else 0)
             return ()
-        if self._frames == weather.garbled:
+        if self._frames == faults.garbled:
             self.world.harm(self.token, "garbled")
             return (dice.choice(GARBAGE),)
-        if weather.doubles and dice.random() < weather.doubles:
+        if faults.doubles and dice.random() < faults.doubles:
             self.world.note("twice", self.number, frame[:40])
             if b'"kind":"run"' in frame:
                 self.world.harm(self.token, "asked for twice")
@@ -149,17 +149,17 @@ class Line:
 
 
 class End:
-    """Implements `Link`: one end, and what its user says there."""
+    """Implements `Link`: one end of a line, which records its frames."""
 
     def __init__(self, line: Line, link: MemoryLink, side: Side) -> None:
         self.line = line
         self.link = link
         self.side: Side = side
         self.is_closed = False  # By its user, or with it.
-        self.kinds: list[str] = []  # Of the frames that were sent from here.
-        self.frames = 0  # That were received here.
-        self.runs = 0  # Among them.
-        self.terminals = 0  # That were sent, and are on their way.
+        self.kinds: list[str] = []  # Kinds of the frames sent from here.
+        self.frames = 0  # Frames received here.
+        self.runs = 0  # Run frames received here.
+        self.terminals = 0  # Terminals sent from here.
         self._is_sending = False
         self._is_receiving = False
 
@@ -175,7 +175,7 @@ class End:
             self.runs += b'"kind":"run"' in frame
             self.line.world.note("got", self.line.number, self.side, frame)
             if self.side == "parent":
-                self.line.on_heard()
+                self.line.on_received()
             elif b'"kind":"cancel"' in frame:
                 self.line.on_cancel()
         return frame

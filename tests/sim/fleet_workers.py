@@ -1,4 +1,4 @@
-"""Worker processes, as a parent starts, reaches and ends them; and how that may go wrong.
+"""Worker processes as a parent starts, connects and ends them, with faults.
 
 A process does what `culm.fleet.worker.lifecycle` does: register, serve, watch its owner, leave.
 """
@@ -15,7 +15,7 @@ from tests.sim.worker_process import WorkerProcess
 
 
 class SimWorker(WorkerProcess):
-    """Implements `Worker`: a parent's hold on a process."""
+    """Implements `Worker`: a parent's handle of a process."""
 
     STARTING_S = (0.001, 0.01, 1)
 
@@ -34,12 +34,12 @@ class SimWorker(WorkerProcess):
 
     @property
     def is_busy(self) -> bool:
-        """Some run has it."""
+        """Return True if a run uses this worker."""
         return self.is_wanted or any(not line.parent_end.is_closed for line in self.listener.lines)
 
     @property
     def is_found(self) -> bool:
-        """By its record; unless it had no time to publish it."""
+        """Return True if its record is published, or not due yet."""
         record = self._world.discovery.resolve(self.id)
         is_able = self.is_alive and not self.process.was_stopped
         is_due = is_able and self._world.loop.time() > (self.ready_s or 0.0) + 1
@@ -54,7 +54,7 @@ class SimWorker(WorkerProcess):
                 raise ConnectFailed("connection refused")
             line = self.listener.connect(self._owner)
         except ConnectFailed:
-            if not self.listener.lines:  # Of one that waited in the pool nobody minds it.
+            if not self.listener.lines:  # For a pooled worker it is not a setback.
                 world.setback(token, "a new worker is not reached")
             raise
         finally:
@@ -65,7 +65,7 @@ class SimWorker(WorkerProcess):
         return line.parent_end
 
     def hurt(self, why: str) -> None:
-        """Whoever it works for need not complete."""
+        """Harm the runs of this worker."""
         if not self.is_ready:
             self._world.harm(self.launched_for, why)
         for line in self.listener.lines:
@@ -73,7 +73,7 @@ class SimWorker(WorkerProcess):
                 line.hurt(why)
 
     def strike(self) -> None:
-        """kill -9, by somebody else."""
+        """Kill the process from outside."""
         if self.is_alive:
             self._world.note("kill -9", self.process.name)
             self.hurt("its worker was killed")
@@ -126,7 +126,7 @@ class SimLauncher:
 
 
 def end_leftovers(world: FleetWorld) -> None:
-    """What a server does at its start, as `culm.fleet.host.leftovers` does with real ones."""
+    """End orphaned workers at a server start, as `culm.fleet.host.leftovers` does."""
     processes = {process.pid: process for process in world.processes}
     for record in world.discovery.discover():
         placed = record.culm

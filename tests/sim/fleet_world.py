@@ -1,7 +1,7 @@
-"""Processes inside one simulated loop: what a kill ends at once, and a stop holds in its place.
+"""Processes inside one simulated loop, which can be killed and stopped.
 
-A process is a set of tasks that know each other by their context. One that was killed is never
-stepped again: it runs no clean-up and says no goodbye. What it held, others see break off.
+A process is a set of tasks that share a context. A killed process is never stepped again: it runs
+no cleanup and closes nothing itself. Others see its connections break.
 """
 
 import asyncio
@@ -21,28 +21,30 @@ if TYPE_CHECKING:
     from tests.sim.fleet_network import Line
 
 _PROCESS: ContextVar["Process | None"] = ContextVar("process", default=None)
-CURRENT_RUN: ContextVar[str] = ContextVar("current_run", default="")  # For whom a parent acts.
+CURRENT_RUN: ContextVar[str] = ContextVar(
+    "current_run", default=""
+)  # The run for which a parent acts.
 
 
-class Mortal(Coroutine[Any, Any, Any]):
-    """A coroutine that goes on only while its process does."""
+class ProcessCoroutine(Coroutine[Any, Any, Any]):
+    """A coroutine that is stepped only while its process runs."""
 
     def __init__(self, coro: Coroutine[Any, Any, Any], process: "Process") -> None:
         self._coro = coro
         self._process = process
-        self._kept: BaseException | None = None  # Was thrown while the process was held.
+        self._pending_error: BaseException | None = None  # Thrown while the process was suspended.
 
     def send(self, value: object) -> object:
-        if self._process.is_held:
-            return self._process.hold()
-        kept, self._kept = self._kept, None
-        return self._coro.send(value) if kept is None else self._coro.throw(kept)
+        if self._process.is_suspended:
+            return self._process.suspend()
+        pending, self._pending_error = self._pending_error, None
+        return self._coro.send(value) if pending is None else self._coro.throw(pending)
 
     def throw(self, *error: Any) -> object:  # noqa: ANN401
-        if self._process.is_held:
-            self._kept = error[-1]
-            return self._process.hold()
-        self._kept = None
+        if self._process.is_suspended:
+            self._pending_error = error[-1]
+            return self._process.suspend()
+        self._pending_error = None
         return self._coro.throw(error[-1])
 
     def close(self) -> None:
@@ -53,30 +55,32 @@ class Mortal(Coroutine[Any, Any, Any]):
 
 
 class Process:
-    """A parent or a worker, from its start to its end, whatever that is."""
+    """A parent or worker process, from its start to its end."""
 
     def __init__(self, world: "FleetWorld", name: str) -> None:
         self.world = world
         self.name = name
         self.pid = world.number()
         self.is_alive = True
-        self.is_stopped = False  # As by SIGSTOP; it may go on.
+        self.is_stopped = False  # As by SIGSTOP; it may resume.
         self.was_stopped = False
-        self.is_working = False  # Of a worker: on some run.
-        self.gone = asyncio.Event()  # Its end, as others see it.
-        self.tasks: list[asyncio.Task[Any]] = []  # All that it ever had.
-        self.left_over: list[asyncio.Task[Any]] = []  # Of bad executors; they end with it.
+        self.is_working = False  # A worker with a run.
+        self.gone = asyncio.Event()  # Set at its end.
+        self.tasks: list[asyncio.Task[Any]] = []  # All tasks it ever had.
+        self.left_over: list[
+            asyncio.Task[Any]
+        ] = []  # Tasks of misbehaving executors; they end with the process.
         self.clock = ProcessClock(world.loop, self)
         self._on_gone: list[Callable[[], None]] = []
-        self._held: list[asyncio.Future[None]] = []
+        self._suspended: list[asyncio.Future[None]] = []
         self._late: list[Callable[[], object]] = []
-        self._is_buried = False
+        self._is_disposed = False
         self._context = copy_context()
         self._context.run(_PROCESS.set, self)
         world.processes.append(self)
 
     def begin(self, main: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Have its main task; when that ends, it ends, and leaves nothing behind."""
+        """Start the main task; the process ends with it and must leave no task."""
         return self.start(self._live(main), self.name)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -95,16 +99,16 @@ class Process:
 
     @property
     def tasks_left(self) -> list[asyncio.Task[Any]]:
-        """What still goes on, besides the one that looks, and what bad executors left behind."""
+        """Running tasks, except the current one and those of misbehaving executors."""
         known = (asyncio.current_task(), *self.left_over)
         return [task for task in self.tasks if not task.done() and task not in known]
 
     def when_gone(self, action: Callable[[], None]) -> None:
-        """What its kernel does at its end: close, free, tell."""
+        """Register an action of the kernel at the end of the process."""
         self._on_gone.append(action)
 
     def end(self) -> None:
-        """Killed, or returned: none of its tasks goes on, and all that it held is let go."""
+        """End the process: its tasks are never stepped again, and its resources are closed."""
         if not self.is_alive:
             return
         self.is_alive = False
@@ -115,40 +119,40 @@ class Process:
     def stop(self) -> None:
         self.is_stopped = self.was_stopped = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.is_stopped = False
         if self.is_alive:
             self._release()
 
-    def bury(self) -> None:
-        """The world is over: let what is left of a dead one unwind, where nobody sees it."""
-        self._is_buried = True
+    def dispose(self) -> None:
+        """Unwind the remaining tasks of a dead process after the end of the world."""
+        self._is_disposed = True
         self._release()
         for task in self.tasks:
             task.cancel()
 
     @property
-    def is_held(self) -> bool:
-        return (self.is_stopped or not self.is_alive) and not self._is_buried
+    def is_suspended(self) -> bool:
+        return (self.is_stopped or not self.is_alive) and not self._is_disposed
 
-    def hold(self) -> asyncio.Future[None]:
-        """What a task of it waits for instead of going on."""
+    def suspend(self) -> asyncio.Future[None]:
+        """A future that a suspended task waits for."""
         future: asyncio.Future[None] = self.world.loop.create_future()
         future._asyncio_future_blocking = True  # As `await` does.
-        self._held.append(future)
+        self._suspended.append(future)
         return future
 
     def do(self, action: Callable[[], object]) -> None:
-        """Now; when it goes on, if it is stopped; never, if it is dead."""
+        """Run an action now, after a resume if stopped, or never if dead."""
         if self.is_stopped:
             self._late.append(action)
         elif self.is_alive:
             action()
 
     def _release(self) -> None:
-        held, self._held = self._held, []
+        suspended, self._suspended = self._suspended, []
         late, self._late = self._late, []
-        for future in held:
+        for future in suspended:
             if not future.done():
                 future.set_result(None)
         for action in late:
@@ -156,7 +160,7 @@ class Process:
 
 
 class ProcessClock(SimClock):
-    """Timers that are stopped and die with their process."""
+    """Timers that stop and end with their process."""
 
     def __init__(self, loop: SimLoop, process: Process) -> None:
         super().__init__(loop)
@@ -168,32 +172,32 @@ class ProcessClock(SimClock):
 
 @dataclass
 class SimRun:
-    """One assignment, and all that became of it."""
+    """One assignment and its recorded history."""
 
     token: str
-    kind: str  # Which executor it is for.
+    kind: str  # The kind of its executor.
     epoch: int
     parent: Process
-    # --- as whoever wanted it sees it
+    # --- as its client sees it
     driven: list[RunResult] = field(default_factory=list[RunResult])
-    refused: str = ""  # Why there is no outcome.
+    refused: str = ""  # The reason for a missing outcome.
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     gaps: int = 0
-    steers: list[SteerMessage] = field(default_factory=list[SteerMessage])  # That were taken.
-    back: tuple[SteerMessage, ...] = ()  # What was said in vain.
-    answers: dict[str, bool] = field(default_factory=dict[str, bool])  # To its asks.
-    slow_answers: set[str] = field(default_factory=set[str])  # Those that come too late.
+    steers: list[SteerMessage] = field(default_factory=list[SteerMessage])  # Accepted messages.
+    back: tuple[SteerMessage, ...] = ()  # Returned messages.
+    answers: dict[str, bool] = field(default_factory=dict[str, bool])  # Answers to its asks.
+    slow_answers: set[str] = field(default_factory=set[str])  # Answers that come too late.
     is_over: bool = False
     over_s: float = 0.0
     # --- as its executors see it; each execution has a number
     executions: list[int] = field(default_factory=list[int])
-    began_s: float = 0.0  # The first of them.
+    began_s: float = 0.0  # Start of the first execution.
     emitted: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
     admitted: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    heard: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
-    # --- what was done to it on purpose
+    received_answers: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
+    # --- injected faults
     harms: list[str] = field(default_factory=list[str])
-    setbacks: list[str] = field(default_factory=list[str])  # Before anything had happened.
+    setbacks: list[str] = field(default_factory=list[str])  # Faults before the run began.
 
 
 class FleetWorld:
@@ -218,44 +222,44 @@ class FleetWorld:
         return next(self._numbers)
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
-        """As the world does it: whoever calls this may be dead."""
+        """Start a task of the world itself: the caller may be dead."""
         self.tasks.create_task(work, context=self._context.copy())
 
-    def note(self, *words: object) -> None:
-        self._trace.append((self.loop.time(), words))
+    def note(self, *parts: object) -> None:
+        self._trace.append((self.loop.time(), parts))
 
     @property
     def trace(self) -> list[str]:
-        """All that happened, in words."""
-        return [f"{at_s:.6f} {' '.join(map(str, words))}" for at_s, words in self._trace]
+        """The trace as text lines."""
+        return [f"{at_s:.6f} {' '.join(map(str, parts))}" for at_s, parts in self._trace]
 
-    def expect(self, holds: object, *words: object) -> None:
+    def expect(self, holds: object, *parts: object) -> None:
         if not holds:
-            self.problems.append(" ".join(map(str, words)))
+            self.problems.append(" ".join(map(str, parts)))
 
     def chance(self, share: float) -> bool:
-        """Of something bad."""
+        """Return True with this probability if faults are on."""
         return self.faulty and self.dice.random() < share
 
     def on_problem(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.problems.append(f"{context.get('message')}: {context.get('exception')!r}")
 
     def harm(self, token: str, why: str) -> None:
-        """From now on it need not complete."""
+        """Record a fault after which the run need not complete."""
         self.note("harm", token, why)
         if token in self.runs:
             self.runs[token].harms.append(why)
 
     def setback(self, token: str, why: str) -> None:
-        """Something failed before a worker began with it: once, it is tried again."""
+        """Record a fault before the run began: it is retried once."""
         self.note("setback", token, why)
         if token in self.runs:
             self.runs[token].setbacks.append(why)
 
 
 def number_tasks(loop: SimLoop) -> None:
-    """Let a seed repeat itself even where tasks are in a set, and each process know its tasks."""
-    # Tasks of worlds before may still be in a set that asyncio keeps: no two should be alike.
+    """Give tasks a reproducible order in sets, and register each with its process."""
+    # Tasks of earlier worlds may still be in a set of asyncio: numbers must not repeat.
     numbers = count(loop.random.getrandbits(30) << 24)
 
     def make(
@@ -265,12 +269,12 @@ def number_tasks(loop: SimLoop) -> None:
     ) -> SimTask:
         context: Context | None = about.get("context")
         process = _PROCESS.get() if context is None else context.get(_PROCESS)
-        mortal = coro if process is None else Mortal(coro, process)
-        task = SimTask(mortal, loop=loop, **about)
+        wrapped = coro if process is None else ProcessCoroutine(coro, process)
+        task = SimTask(wrapped, loop=loop, **about)
         task.number = next(numbers)
         if process is not None:
             process.tasks.append(task)
         return task
 
-    # The type wants generators to be taken, too; nobody here makes a task of one.
+    # The type requires generators, too; no task here is made of one.
     loop.set_task_factory(make)  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""A world that repeats itself: one seed decides the order of everything, and time is virtual."""
+"""A reproducible event loop: the seed decides the order, and time is virtual."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ from tests.support import BREADTH
 
 T = TypeVar("T")
 
-# How many worlds of a kind a test tries; `make soak` goes on from there.
+# The number of seeds per test; `make soak` continues from there.
 SEEDS_MAX = max(1, int(60 * BREADTH))
 
 
@@ -33,7 +33,7 @@ class _VirtualSelector(selectors.SelectSelector):
 
 
 class SimLoop(asyncio.SelectorEventLoop):
-    """Runs what is ready in an order that the seed chose; threads become delays."""
+    """Runs ready callbacks in a seeded order; threads become delays."""
 
     def __init__(self, seed: int) -> None:
         self._virtual = _VirtualSelector()

@@ -1,4 +1,4 @@
-"""Who does something to the simulated server: clients that ask, and the trouble around them."""
+"""Actors of the simulated server: clients, observers and faults."""
 
 import asyncio
 import contextlib
@@ -23,15 +23,15 @@ SESSIONS = 2
 
 
 class Observer(SimClient):
-    """Follows by cursor through every cut and crash, and keeps what it was told of runs."""
+    """Follows by cursor through every cut and crash, and records the events of runs."""
 
     def __init__(self, server: RunServer, ids: Ids) -> None:
         super().__init__(server, ids)
         self.runs: dict[RunId, RunChanged] = {}
         self.queues: dict[SessionId, QueueChanged] = {}
         self.completed: list[str] = []
-        self.away_s = 0.0  # How long it stays away when it is cut off the next time.
-        self.interactive = False  # A person sits there, who could answer.
+        self.away_s = 0.0  # The delay before its next reconnect.
+        self.interactive = False  # A person who could answer is present.
 
     async def _connection(self) -> None:
         away_s, self.away_s = self.away_s, 0.0
@@ -49,17 +49,17 @@ class Observer(SimClient):
         finally:
             workspace.close_stream(self.id, birth)
 
-    async def _apply(self, told: ServerEvent) -> None:
-        await super()._apply(told)
-        match told.type:
+    async def _apply(self, event: ServerEvent) -> None:
+        await super()._apply(event)
+        match event.type:
             case "run_changed":
-                changed = told.read(RunChanged)
+                changed = event.read(RunChanged)
                 self.runs[changed.run_id] = changed
             case "queue_changed":
-                queue = told.read(QueueChanged)
+                queue = event.read(QueueChanged)
                 self.queues[queue.session_id] = queue
             case "run_complete":
-                self.completed.append(told.read(RunComplete).run_id)
+                self.completed.append(event.read(RunComplete).run_id)
             case _:
                 pass
 
@@ -72,7 +72,7 @@ class Observer(SimClient):
 
 
 class Client:
-    """Does what the dice say, and tells the world what it was answered."""
+    """Performs random operations and records the answers in the world."""
 
     def __init__(self, server: RunServer, operations: int = 0, *, patient: bool = False) -> None:
         self.server = server
@@ -102,7 +102,7 @@ class Client:
                 return
 
     def operations_of(self) -> Iterator[tuple[float, Callable[[], Awaitable[None]]]]:
-        """What it may do, and how often each."""
+        """Operations with their shares."""
         for share, operation in OPERATIONS:
             yield share, partial(operation, self)
 
@@ -114,7 +114,7 @@ class Client:
 
     def _session(self) -> SessionId:
         if not self.world.sessions:
-            raise Gone  # Somebody deleted the last one.
+            raise Gone  # The last one was deleted.
         return self.random.choice(self.world.sessions)
 
     async def create(self) -> None:
@@ -133,7 +133,7 @@ class Client:
         await self.send(sent, limits=self._limits())
 
     async def repeat(self) -> None:
-        """Bring a prompt again under its id, or another one under an id that is taken."""
+        """Repeat a prompt under its id, or send another one under a used id."""
         known = [sent for sent in self.world.sent.values() if sent.given]
         if not known:
             return
@@ -167,7 +167,7 @@ class Client:
         await self._ask(serve)
 
     def answered(self, sent: Sent, run_id: str) -> None:
-        """INV-29, EXC-16: what is answered is durable, and one id is one run."""
+        """INV-29, EXC-16: an answered prompt is durable, and one id is one run."""
         world = self.world
         world.expect(sent.answered in ("", run_id), "one prompt, two runs", sent, run_id)
         same = {s.token for s in world.sent.values() if s.given and s.answered == run_id}
@@ -208,7 +208,7 @@ class Client:
         if self.random.random() < 0.5:
             await self.accept_summary(session_id)
         else:
-            with contextlib.suppress(AppError):  # That it failed is told to whoever asked.
+            with contextlib.suppress(AppError):  # A failure is reported to the caller.
                 await self._ask(lambda workspace: workspace.agent.summarize(session_id))
 
     async def accept_summary(self, session_id: SessionId) -> None:
@@ -258,17 +258,17 @@ class Client:
             live = workspace.runs.find(run_id)
             world.tried.add(run_id)
             if live is None or not (live.cancelled or live.host):
-                world.cancels[session_id] += 1  # Or it is held, and somebody starts it just now.
+                world.cancels[session_id] += 1  # Or it is held and being started just now.
             answer = await workspace.agent.cancel_run(run_id)
             if live is not None and _is_accepted(live):
                 world.covered.add(run_id)
-                known = world.words.setdefault(run_id, answer.result)
+                known = world.cancel_results.setdefault(run_id, answer.result)
                 late = "already_ended" in (known, answer.result)
-                world.expect(known == answer.result or late, "two words", run_id, known, answer)
+                world.expect(known == answer.result or late, "two results", run_id, known, answer)
 
         await self._ask(serve)
 
-    # --- the queue and those at rest
+    # --- the queue and held runs
 
     async def edit(self) -> None:
         run_id = self._some_run("state = 'queued'")
@@ -332,12 +332,12 @@ class Client:
 
 
 def has_file(token: str) -> bool:
-    """Whether the prompt with this token comes with one."""
+    """Return True if the prompt with this token has an attachment."""
     return token.startswith("p") and token.endswith("3.")
 
 
 def _is_accepted(run: LiveRun) -> bool:
-    """Else it never was one: its acceptance was refused."""
+    """Return False for a run whose acceptance was refused."""
     return run.accepted.done() and run.accepted.exception() is None
 
 
@@ -362,7 +362,7 @@ async def trouble(server: RunServer, observers: Sequence[Observer], *, rest: flo
     """Break something, again and again, and rest in between."""
     dice, file = server.loop.random, server.file
 
-    def mend() -> None:
+    def repair() -> None:
         file.is_full = file.is_busy = False
 
     while True:
@@ -381,10 +381,10 @@ async def trouble(server: RunServer, observers: Sequence[Observer], *, rest: flo
             file.bad.update(file.groups + dice.randint(1, 9) for _ in range(3))
         elif roll < 0.6:
             file.is_full = True
-            server.loop.call_later(dice.choice((0.0001, 0.001, 0.5, 8.0)), mend)
+            server.loop.call_later(dice.choice((0.0001, 0.001, 0.5, 8.0)), repair)
         elif roll < 0.7:
             file.is_busy = True
-            server.loop.call_later(dice.choice((0, 0.0001, 0.3)), mend)
+            server.loop.call_later(dice.choice((0, 0.0001, 0.3)), repair)
         elif roll < 0.8:
             dice.choice(observers).cut()
         elif roll < 0.85:

@@ -1,6 +1,6 @@
-"""What must hold when the dust has settled: each promise a function over what is stored.
+"""Invariants at the end of a world of runs: one function per promise.
 
-`World` has what happened outside, `Final` what is stored.
+`World` records what happened outside, `Final` has what is stored.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from tests.sim.runs_final import Final, finish_in
 from tests.sim.runs_outside import TITLE_COST, Question
 from tests.sim.runs_turns import (
     folded_runs_end_with_their_host,
-    messages_say_their_run,
+    messages_name_their_run,
     queues_go_in_order,
     turns_are_in_order,
     turns_do_not_mix,
@@ -34,7 +34,7 @@ from tests.sim.runs_world import RunServer
 
 
 def nothing_answered_is_lost(final: Final) -> None:
-    """INV-29, EXC-16: what was answered exists, and has ended or is held for a person."""
+    """INV-29, EXC-16: an answered prompt exists, and has ended or is held for a person."""
     for sent in final.world.sent.values():
         if sent.answered and sent.session_id not in final.world.deleted:
             assert sent.answered in final.runs, f"lost: {sent}"
@@ -43,7 +43,7 @@ def nothing_answered_is_lost(final: Final) -> None:
 
 
 def nothing_is_live(final: Final) -> None:
-    """EXC-1: every queue goes on to its end; what is held says why."""
+    """EXC-1: every queue reaches its end; a held run has a reason."""
     for run in final.runs.values():
         assert run.state in ("ended", "held"), f"still live: {run}"
         assert run.state != "held" or run.title, f"held without a reason: {run}"
@@ -57,18 +57,20 @@ def nothing_is_live(final: Final) -> None:
 
 def every_run_is_completed_once(final: Final) -> None:
     """INV-36, EXC-12: one `run_complete` for every run that ended, none for another."""
-    told = Counter(event.run_id for event in final.log if event.complete is not None)
+    published = Counter(event.run_id for event in final.log if event.complete is not None)
     accepted = set(final.history)
-    assert set(told) <= accepted, "a run that was never accepted is complete"
+    assert set(published) <= accepted, "a run that was never accepted is complete"
     for run_id in accepted:
         ended = final.history[run_id][-1].state == "ended"
-        assert told[run_id] == (1 if ended else 0), f"{run_id} is told {told[run_id]} times"
+        assert published[run_id] == (1 if ended else 0), (
+            f"{run_id} completed {published[run_id]} times"
+        )
         if run_id in final.runs:
             assert final.history[run_id][-1].state == final.runs[run_id].state
 
 
 def nothing_follows_the_end(final: Final) -> None:
-    """INV-37: a run's end is the last of it, and carries what the last message says."""
+    """INV-37: the end of a run is its last event and carries its last message."""
     ended: set[str] = set()
     for event in final.log:
         if event.changed is not None:
@@ -88,7 +90,7 @@ def nothing_follows_the_end(final: Final) -> None:
                 messages = {m.id: m for m in final.messages[run.session_id]}
                 assert run.message_id in {*messages}, f"{run} names a message that is not there"
                 answer = messages[complete.message_id]  # pyright: ignore[reportArgumentType]
-                assert answer.role == "assistant", f"{run} names what a {answer.role} said"
+                assert answer.role == "assistant", f"{run} names a message of role {answer.role}"
                 assert full_text(answer.parts) == complete.text
 
 
@@ -100,7 +102,7 @@ def messages_end_before_their_run(final: Final) -> None:
         if run.kind == "summary" or run.state != "ended":
             continue
         messages = final.messages[run.session_id]
-        for first in final.said(run.id):
+        for first in final.prompt_positions(run.id):
             for n, message in enumerate(messages[first:]):
                 if n and message.role == "user":
                     break
@@ -110,20 +112,20 @@ def messages_end_before_their_run(final: Final) -> None:
                 )
 
 
-def failures_are_told_as_such(final: Final) -> None:
+def failures_are_published_as_errors(final: Final) -> None:
     """INV-39, INV-42: an `error` for what failed, nothing for what was cancelled."""
-    told = Counter((e.run_id, e.event.type) for e in final.log if e.event is not None)
+    published = Counter((e.run_id, e.event.type) for e in final.log if e.event is not None)
     for run in final.runs.values():
         if run.state != "ended" or run.host_run_id:
             continue
         failed = run.outcome in ("error", "budget", "loop", "interrupted")
         fine = not failed and run.outcome != "canceled"
-        assert told[run.id, "error"] == failed, run
-        assert told[run.id, "agent_finished"] == fine, run
+        assert published[run.id, "error"] == failed, run
+        assert published[run.id, "agent_finished"] == fine, run
 
 
-def cancels_are_told_to_their_end(final: Final) -> None:
-    """The last that was told of a cancel is that it is settled."""
+def cancels_end_settled(final: Final) -> None:
+    """The last published state of a cancel is `settled`."""
     last = {event.cancel.cancel_id: event for event in final.log if event.cancel is not None}
     for event in last.values():
         assert event.cancel is not None
@@ -145,19 +147,19 @@ def only_the_cancelled_are_cancelled(final: Final) -> None:
 
 
 def cancels_are_settled_once(final: Final) -> None:
-    """INV-44, INV-50: a cancel that covers nothing new leaves no row; each run has one word."""
+    """INV-44, INV-50: a cancel that covers nothing new leaves no row; each run has one result."""
     rows = final.server.file.rows("SELECT session_id FROM cancels")
     for session_id, count in Counter(row[0] for row in rows).items():
         assert count <= final.world.cancels[session_id], "a cancel without effect left a row"
     settled = final.server.file.rows("SELECT run_id, settled FROM cancelled_runs")
     assert max(Counter(row[0] for row in settled).values(), default=0) <= 1, "covered twice"
-    for run_id, word in settled:
+    for run_id, result in settled:
         run = final.runs[run_id]
-        assert word, f"a cancel of {run} is not settled"
-        if word != "not_stopped":
-            assert word == ("canceled" if run.outcome == "canceled" else "finished_first"), run
-    for run_id, word in final.world.words.items():
-        if word == "canceled" and run_id in final.runs:
+        assert result, f"a cancel of {run} is not settled"
+        if result != "not_stopped":
+            assert result == ("canceled" if run.outcome == "canceled" else "finished_first"), run
+    for run_id, result in final.world.cancel_results.items():
+        if result == "canceled" and run_id in final.runs:
             assert final.runs[run_id].outcome == "canceled"
 
 
@@ -165,7 +167,7 @@ def cancels_are_settled_once(final: Final) -> None:
 
 
 def conversations_are_closed(final: Final) -> None:
-    """EXC-16: no message stays open, and each says how it ended."""
+    """EXC-16: no message stays open, and each has a finish part."""
     assert final.server.file.rows("SELECT id FROM messages WHERE is_open = 1") == []
     assert final.server.file.rows("SELECT message_id FROM chunks") == []
     for messages in final.messages.values():
@@ -194,25 +196,25 @@ def results_in(message: Message) -> list[ToolResult]:
     return [part.data for part in message.parts if isinstance(part, ToolResultPart)]
 
 
-def prompts_are_said_once(final: Final) -> None:
-    """INV-43, INV-56: one user message for what was begun, none for what only waited."""
+def prompts_are_stored_once(final: Final) -> None:
+    """INV-43, INV-56: one user message for a started run, none for a run that only waited."""
     for run in final.runs.values():
         if run.kind == "summary":
             continue
-        said = final.said(run.id)
+        positions = final.prompt_positions(run.id)
         last = final.last_before_end(run.id)
         if last in ("active", "folded"):
-            assert len(said) == 1, f"{run} is said {len(said)} times"
+            assert len(positions) == 1, f"{run} is stored {len(positions)} times"
             messages = final.messages[run.session_id]
-            parts = messages[said[0]].parts
+            parts = messages[positions[0]].parts
             assert full_text(parts) == final.prompts[run.id]
             files = sum(isinstance(part, BinaryPart) for part in parts)
             assert files == has_file(final.prompts[run.id].split()[0]), f"{run}: {parts}"
         elif run.state == "held" or (last != "accepted" and run.outcome == "canceled"):
-            assert said == [], f"{run} only waited, and is said"
+            assert positions == [], f"{run} only waited, and is stored"
         else:
-            assert len(said) == 1, f"{run} never began, and is said {len(said)} times"
-            answer = final.messages[run.session_id][said[0] + 1]
+            assert len(positions) == 1, f"{run} never began, and is stored {len(positions)} times"
+            answer = final.messages[run.session_id][positions[0] + 1]
             assert answer.role == "assistant"
             finish = finish_in(answer)
             assert finish is not None
@@ -225,8 +227,8 @@ def _reason(run: Run) -> str:
     return finish_of(Ending(run.outcome), 0).reason
 
 
-def answers_say_how_the_run_ended(final: Final) -> None:
-    """The record is truthful: `end_turn` only for what the model ended, and its words whole."""
+def answers_match_the_outcome(final: Final) -> None:
+    """`end_turn` is recorded only for a complete answer of the model."""
     for run in final.runs.values():
         if not final.was(run.id, "active") or run.state != "ended" or run.kind == "summary":
             continue
@@ -239,16 +241,16 @@ def answers_say_how_the_run_ended(final: Final) -> None:
         if run.outcome in ("end_turn", "max_tokens"):
             last = asked[-1]
             assert last.state == "done", f"{run} ended before the model did: {last}"
-            assert full_text(answer.parts) == last.said
+            assert full_text(answer.parts) == last.text
             assert finish.reason in (run.outcome, "unknown", "content_filter")
         elif finish.reason != _reason(run):
-            # Its last answer was whole; what came to its end was the summary after it.
+            # Its last answer was complete; the summary after it was ended.
             last = asked[-1]
             assert (last.state, last.full) == ("done", True), f"{run}: {finish}"
 
 
 def ends_have_a_cause(final: Final) -> None:
-    """Nothing fails by itself: whatever went wrong with a run, the world did it."""
+    """Every failure of a run has a cause in the world."""
     world = final.world
     broken = {q.run_id for q in world.questions if q.state != "done"}
     acted = {effect.run_id for effect in world.effects}
@@ -258,7 +260,7 @@ def ends_have_a_cause(final: Final) -> None:
             case "error" if run.title == "Nothing can be stored":
                 assert world.store_failed, f"{run} failed by itself"
             case "error":
-                alone = world.unequipped and world.reentered.get(host)  # There was no model.
+                alone = world.lacked_model and world.reentered.get(host)  # There was no model.
                 assert host in broken or alone, f"{run} failed by itself"
             case "interrupted":
                 assert final.server.lives > 1, run
@@ -271,17 +273,17 @@ def ends_have_a_cause(final: Final) -> None:
 
 
 def texts_are_what_was_streamed(final: Final) -> None:
-    """What is stored of an answer is what the model said, from its beginning."""
-    said = {f"a{q.n}": q.said for q in final.world.questions}
+    """The stored text of an answer is a prefix of the streamed text."""
+    streamed = {f"a{q.n}": q.text for q in final.world.questions}
     for messages in final.messages.values():
         for message in messages:
             text = full_text(message.parts)
             if message.role == "assistant" and text:
-                assert said[text.partition(":")[0]].startswith(text), f"{message}"
+                assert streamed[text.partition(":")[0]].startswith(text), f"{message}"
 
 
-def effects_are_told(final: Final) -> None:
-    """EXC-9: what happened is not called undone, and what did not happen is not called done."""
+def results_match_effects(final: Final) -> None:
+    """EXC-9: a result matches whether the effect happened."""
     acted = Counter(effect.token for effect in final.world.effects)
     assert max(acted.values(), default=0) <= 1, f"acted twice: {acted}"
     for messages in final.messages.values():
@@ -298,11 +300,11 @@ def effects_are_told(final: Final) -> None:
                     assert acted[result.content.split()[-1]], f"{result} did not happen"
 
 
-# --- what was counted
+# --- usage and limits
 
 
 def costs_add_up(final: Final) -> None:
-    """EXC-18: a session has what its runs counted, each answer at most once, and its titles."""
+    """EXC-18: the cost of a session is that of its runs and titles, each counted once."""
     for session in final.sessions:
         runs = [run for run in final.runs.values() if run.session_id == session.id]
         titles, rest = divmod(session.cost, TITLE_COST)
@@ -311,7 +313,7 @@ def costs_add_up(final: Final) -> None:
         assert rest == sum(run.cost for run in runs), f"{session} and its runs differ"
         for run in runs:
             mine = [q for q in asked if q.run_id == run.id and q.cost]
-            # What a step used is lost with the server that waited in it.
+            # The usage of a step is lost if the server stopped while waiting in it.
             _check_cost(run, mine, is_whole=not final.world.reentered.get(run.id))
 
 
@@ -322,7 +324,7 @@ def _check_cost(run: Run, asked: list[Question], *, is_whole: bool) -> None:
     if run.outcome in ("end_turn", "max_tokens") and is_whole:
         assert counted == costs, f"{run} did not count {costs - counted}"
     if not asked:
-        return  # Nothing it asked has a price to know it by.
+        return  # None of its questions has a cost to identify it.
     tokens = [q.tokens for q in asked if int(q.cost) in counted]
     sums = (sum(t[0] for t in tokens), sum(t[1] for t in tokens))
     used = (run.prompt_tokens, run.completion_tokens)
@@ -330,7 +332,7 @@ def _check_cost(run: Run, asked: list[Question], *, is_whole: bool) -> None:
 
 
 def limits_are_kept(final: Final) -> None:
-    """A run asks no more often than it may, and `budget` is said of those with a limit only."""
+    """A run makes no more steps than allowed, and `budget` occurs only with a limit."""
     for sent in final.world.sent.values():
         run = final.runs.get(sent.answered)
         if run is None or sent.limits is None:
@@ -343,7 +345,7 @@ def limits_are_kept(final: Final) -> None:
 
 
 def nothing_is_orphaned(final: Final) -> None:
-    """What belonged to a run or a session went with it."""
+    """Rows of a removed run or session are removed with it."""
     for table in ("calls", "cancelled_runs"):
         query = f"SELECT run_id FROM {table} WHERE run_id NOT IN (SELECT id FROM runs)"
         assert final.server.file.rows(query) == [], table
@@ -351,7 +353,7 @@ def nothing_is_orphaned(final: Final) -> None:
 
 
 def folded_prompts_are_read(final: Final) -> None:
-    """INV-35: what joined a turn that ended well was read by the model."""
+    """INV-35: the model read every prompt that joined a successful turn."""
     for run in final.runs.values():
         if run.outcome == "end_turn" and run.kind == "prompt":
             token = final.prompts[run.id].split()[0]
@@ -364,7 +366,7 @@ def folded_prompts_are_read(final: Final) -> None:
 
 
 def observers_end_with_what_is_stored(final: Final, observers: list[Observer]) -> None:
-    """INV-65, EXC-13: whoever resumed by cursor has every run, once ended and once told."""
+    """INV-65, EXC-13: an observer that resumed by cursor has every run and its one end."""
     stored = {m.id: m for messages in final.messages.values() for m in messages}
     sessions = {session.id: session for session in final.sessions}
     for observer in observers:
@@ -375,9 +377,9 @@ def observers_end_with_what_is_stored(final: Final, observers: list[Observer]) -
         }
         assert observer.mirror.queue == {}, "everything has come to rest"
         assert observer.mirror.agents == {}
-        assert max(Counter(observer.completed).values(), default=0) <= 1, "told twice"
+        assert max(Counter(observer.completed).values(), default=0) <= 1, "completed twice"
         completes = {event.run_id for event in final.log if event.complete is not None}
-        assert set(observer.completed) == completes, "a run's end was not told"
+        assert set(observer.completed) == completes, "a run's end was not published"
         for run in final.runs.values():
             known = observer.runs[run.id]
             assert (known.state, known.outcome) == (run.state, run.outcome)
@@ -391,23 +393,23 @@ CHECKS = (
     every_run_is_completed_once,
     nothing_follows_the_end,
     messages_end_before_their_run,
-    failures_are_told_as_such,
-    cancels_are_told_to_their_end,
+    failures_are_published_as_errors,
+    cancels_end_settled,
     turns_do_not_overlap,
     turns_are_in_order,
     queues_go_in_order,
     turns_do_not_mix,
     folded_runs_end_with_their_host,
-    messages_say_their_run,
+    messages_name_their_run,
     only_the_cancelled_are_cancelled,
     cancels_are_settled_once,
     conversations_are_closed,
     every_call_has_one_result,
-    prompts_are_said_once,
-    answers_say_how_the_run_ended,
+    prompts_are_stored_once,
+    answers_match_the_outcome,
     ends_have_a_cause,
     texts_are_what_was_streamed,
-    effects_are_told,
+    results_match_effects,
     costs_add_up,
     limits_are_kept,
     nothing_is_orphaned,
@@ -422,7 +424,7 @@ def check_all(server: RunServer, observers: list[Observer]) -> None:
     observers_end_with_what_is_stored(final, observers)
 
 
-def log_is_told_in_order(observers: list[Observer]) -> None:
+def log_arrives_in_order(observers: list[Observer]) -> None:
     for observer in observers:
         numbers = [int(cursor.rpartition(".")[2]) for cursor in observer.seen]
         assert all(a < b for a, b in pairwise(numbers)), "an event came twice or out of order"

@@ -1,7 +1,7 @@
-"""A disk on which a process may die at an exact commit, and the lives that it survives.
+"""A disk that survives processes, which may die at an exact commit.
 
-Whatever a life starts, directly or not, has its context: that is how a kill finds it. What is left
-of it on the loop can neither write nor act.
+Everything that a life starts has its context, by which a kill finds it. The rest of a killed life
+on the loop can neither write nor act.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-# It dies before a commit, after it and before anybody hears of it, or when somebody has heard.
-Death = Literal["before", "after", "told"]
+# It dies before a commit, after it and before it is announced, or after the announcement.
+Death = Literal["before", "after", "announced"]
 
 
 class Killed(BaseException):
-    """The process ends in the middle of what it does."""
+    """The process ends in the middle of an operation."""
 
 
-# --- a disk that can be the last thing a process sees
+# --- the disk
 
 
 Moment = Literal["before", "after"]
@@ -40,7 +40,7 @@ def _do_nothing(_: Moment) -> None:
 
 
 class _Connection(sqlite3.Connection):
-    """Calls `on_commit` around every commit; whoever raises there dies with it."""
+    """Calls `on_commit` around every commit; an exception there ends the process."""
 
     on_commit: "Callable[[Moment], None]" = staticmethod(_do_nothing)
 
@@ -59,29 +59,29 @@ def _empty() -> MemoryFile:
 
 
 class SimFile(MemoryFile):
-    """What survives, and the place where a process may die at an exact commit."""
+    """A file that survives; a process may die at an exact commit."""
 
     def __init__(self) -> None:
         connection = sqlite3.connect(":memory:", isolation_level=None, factory=_Connection)
         _empty().connection.backup(connection)  # Cheaper than its own migrations.
         self.database = None
         self.is_full = self.is_busy = False
-        self.bad: set[int] = set()  # Groups that cannot be committed, by number.
-        self.groups = 0  # That were tried ...
-        self.refused = 0  # ... and that were not committed, or not even taken.
+        self.bad: set[int] = set()  # Numbers of groups whose commit fails.
+        self.groups = 0  # Attempted groups ...
+        self.refused = 0  # ... and refused groups and writes.
         self.group_max = 1024
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA foreign_keys = ON")
         connection.on_commit = self._on_commit
         self.connection = connection
         self.commits = 0
-        self.die: tuple[int, Death] | None = None  # At which commit.
+        self.die: tuple[int, Death] | None = None  # The commit and the moment of death.
         self.on_death: Callable[[], None] = lambda: None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     @property
     def full(self) -> bool:
-        """Asked once for each group that is about to be committed."""
+        """Read once for each group that is about to be committed."""
         self.groups += 1
         full = self.is_full or self.groups in self.bad
         self.refused += full
@@ -89,12 +89,12 @@ class SimFile(MemoryFile):
 
     @property
     def busy(self) -> bool:
-        """Asked once for each write."""
+        """Read once for each write."""
         self.refused += self.is_busy
         return self.is_busy
 
     async def after(self, commits: int, timeout_s: float) -> None:
-        """Wait for so many commits, so that what follows comes right behind one."""
+        """Wait for this many commits; the caller continues right after one."""
         commit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((self.commits + commits, commit))
         await asyncio.wait({commit}, timeout=timeout_s)
@@ -107,7 +107,7 @@ class SimFile(MemoryFile):
                 self.die = None
                 self.on_death()
                 raise Killed
-            if self.die[1] == "told" and when == "after":
+            if self.die[1] == "announced" and when == "after":
                 self.die = None
                 asyncio.get_running_loop().call_soon(self.on_death)
         if when == "after" and self._waiting:
@@ -121,7 +121,7 @@ class SimFile(MemoryFile):
 
 
 class SlowDatabase:
-    """Reads that take a while, as threads do."""
+    """A database whose reads take a while, as with threads."""
 
     def __init__(self, database: MemoryDatabase, loop: SimLoop) -> None:
         self.submit = database.submit
@@ -150,7 +150,7 @@ _LIFE: ContextVar["Life | None"] = ContextVar("life", default=None)
 
 
 def number_tasks(loop: SimLoop) -> None:
-    """Let a seed repeat itself even where tasks are in a set, and each life know its tasks."""
+    """Give tasks a reproducible order in sets, and register each with its life."""
     numbers = count(1)
 
     def make(
@@ -171,17 +171,17 @@ def number_tasks(loop: SimLoop) -> None:
 
 
 class Life:
-    """One incarnation of the server, from its start to its end, whatever that is.
+    """One server process, from its start to its end.
 
-    Whatever it starts, directly or not, has its context: that is how a kill finds it.
+    Everything that it starts has its context, by which a kill finds it.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.equipped = True  # It has a model.
-        self.dead = False  # Killed: what is left of it on the loop must not act.
-        self.abandoned = False  # Its runs were left alone for too long.
-        self.left = False  # It has closed, and said that nothing of it runs any more.
+        self.has_model = True  # It has a model.
+        self.dead = False  # Killed: its remaining tasks must not act.
+        self.abandoned = False  # Its runs were abandoned for too long.
+        self.left = False  # It has closed completely.
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.streams: Counter[str] = Counter()  # Model streams in flight, by session.
         self.workspace: LiveWorkspace | None = None
@@ -197,7 +197,7 @@ class Life:
 
 
 class Tasks(asyncio.TaskGroup):
-    """Says what its tasks died of; nobody waits for those of a killed server."""
+    """A task group that reports errors of its tasks."""
 
     def __init__(self, on_error: Callable[[BaseException], None]) -> None:
         super().__init__()
@@ -219,8 +219,8 @@ class Tasks(asyncio.TaskGroup):
             self._report(error)
 
 
-class MortalClock(SimClock):
-    """Timers that die with their process; a commit takes no, little or much time."""
+class LifeClock(SimClock):
+    """Timers that end with their life; a commit takes no, little or much time."""
 
     def __init__(self, loop: SimLoop, life: Life) -> None:
         super().__init__(loop)

@@ -1,4 +1,4 @@
-"""A world of runs as it ended: what is stored, and the whole log."""
+"""The final state of a world of runs: the stored rows and the log."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Logged:
 
 
 class Final:
-    """The end of a world."""
+    """The final state of a world."""
 
     def __init__(self, server: RunServer) -> None:
         connection = server.file.connection
@@ -71,8 +71,8 @@ class Final:
     def last_before_end(self, run_id: str) -> str:
         return [changed.state for changed in self.history[run_id] if changed.state != "ended"][-1]
 
-    def said(self, run_id: str) -> list[int]:
-        """Where the prompt of a run is in its conversation."""
+    def prompt_positions(self, run_id: str) -> list[int]:
+        """Positions of the prompt of a run in its conversation."""
         token = self.prompts[run_id].split()[0]
         messages = self.messages[self.runs[run_id].session_id]
         return [

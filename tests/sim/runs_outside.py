@@ -1,7 +1,7 @@
-"""The world outside of the server: a model, tools, and a memory that no crash reaches.
+"""The world outside of the server: a model, tools, and records that survive a crash.
 
-What they were asked and what they did is kept here, so that the end can be compared with it; what
-is wrong at once (a question asked twice, an effect too early) is noted as it happens.
+Questions and effects are recorded here and compared with the final state. Immediate errors (a
+question asked twice, an effect too early) are recorded as they happen.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ from tests.sim.loop import SimLoop
 from tests.sim.runs_disk import Killed, Life, SimFile
 
 WINDOW = 100_000  # Tokens the model's context holds ...
-NEARLY_FULL = 90_000  # ... and what an answer says it used to make it nearly full.
-TITLE_COST = 2.0**50  # Unlike any other: a session's cost tells how many titles are in it.
-COSTS_MAX = 48  # Each answer costs another power of two, so that a sum tells what is in it.
+NEARLY_FULL = 90_000  # ... and the usage that makes it nearly full.
+TITLE_COST = 2.0**50  # Unique: the cost of a session shows its number of titles.
+COSTS_MAX = 48  # Each answer costs another power of two, so a sum identifies its answers.
 
 
 @dataclass(eq=False)
@@ -48,12 +48,12 @@ class Question:
     run_id: str
     session_id: str
     kind: Literal["turn", "summary", "title"]
-    key: bytes  # The same for the same question.
+    key: bytes  # Equal for equal questions.
     read: str  # All text in it.
-    said: str = ""  # So far.
+    text: str = ""  # Streamed so far.
     cost: float = 0.0
     tokens: tuple[int, int] = (0, 0)
-    full: bool = False  # It said that the context is nearly full: a summary follows.
+    full: bool = False  # It reported a nearly full context: a summary follows.
     calls: dict[str, str] = field(default_factory=dict[str, str])  # Token → complete input.
     state: Literal["open", "done", "transient", "broken"] = "open"
     reason: StopReason | None = None
@@ -68,16 +68,16 @@ class Effect:
 
 @dataclass
 class Sent:
-    """A prompt that somebody has tried to bring."""
+    """A prompt that a client tried to send."""
 
     token: str
     session_id: SessionId
     given: str
     text: str
     limits: Limits | None = None
-    answered: str = ""  # The run it became, if that was ever said.
-    approve: Literal["allow", "deny"] | None = None  # What is answered for people.
-    interactive: bool = False  # Somebody is there.
+    answered: str = ""  # Its run id, if an answer arrived.
+    approve: Literal["allow", "deny"] | None = None  # The approval policy of the caller.
+    interactive: bool = False  # A person is present.
 
 
 @dataclass
@@ -93,20 +93,20 @@ class World:
     sessions: list[SessionId] = field(default_factory=list[SessionId])
     tried: set[str] = field(default_factory=set[str])  # Runs that a cancel may have covered.
     covered: set[str] = field(default_factory=set[str])  # Runs that an answered cancel saw live.
-    sealed: set[str] = field(default_factory=set[str])  # Those of them that it marked.
-    cancels: Counter[str] = field(default_factory=Counter[str])  # That had something to cover.
-    ordered: set[str] = field(default_factory=set[str])  # Sessions somebody reordered.
+    sealed: set[str] = field(default_factory=set[str])  # The covered runs that it marked.
+    cancels: Counter[str] = field(default_factory=Counter[str])  # Cancels that covered a run.
+    ordered: set[str] = field(default_factory=set[str])  # Reordered sessions.
     costs: Counter[str] = field(default_factory=Counter[str])  # Questions by session.
-    words: dict[str, str] = field(default_factory=dict[str, str])  # What cancels said of runs.
+    cancel_results: dict[str, str] = field(default_factory=dict[str, str])  # By run.
     problems: list[str] = field(default_factory=list[str])
-    store_failed: bool = False  # At some time.
+    store_failed: bool = False  # At any time.
     faulty: bool = True  # Models and tools misbehave now and then.
-    stubborn: bool = False  # There is a tool that does not stop when it is told to.
-    calls_share: float = 0.6  # How often the model calls something.
+    stubborn: bool = False  # A tool ignores its cancel.
+    calls_share: float = 0.6  # The share of answers with tool calls.
     reentered: dict[str, set[int]] = field(  # Runs that waited for a person, and the lives that
         default_factory=lambda: defaultdict(set)  # took them on.
     )
-    unequipped: bool = False  # At some time there was no model.
+    lacked_model: bool = False  # At any time.
     count: int = 0
 
     @property
@@ -118,7 +118,7 @@ class World:
         return self.count
 
     def expect(self, holds: bool, what: str, *about: object) -> None:  # noqa: FBT001
-        """As an assertion, from places where one would be swallowed."""
+        """Record a violation, in places where an assertion would be swallowed."""
         if not holds:
             self.problems.append(f"at {self.loop.time():.4f}: {what} {about or ''}")
 
@@ -127,7 +127,7 @@ class World:
             self.problems.append(str(context))
 
     def tool_names(self) -> list[str]:
-        """What the model calls."""
+        """Names of the tools that the model calls."""
         names = ["look", "look", "write", "send", "nothing"]
         names.append("deny" if self.random.random() < 0.2 else "look")
         return names + ["stubborn"] * 3 * self.stubborn
@@ -145,7 +145,7 @@ Step = ModelEvent | float | Exception
 
 
 class Asker(Protocol):
-    """What of the server the world looks at: its store, and what it was told to say."""
+    """The parts of the server that the world uses: its store and the model script."""
 
     @property
     def file(self) -> SimFile: ...
@@ -156,7 +156,7 @@ class Asker(Protocol):
 
 
 class SimModel:
-    """Answers as the dice fall, and remembers what it was asked."""
+    """A model with random answers that records its questions."""
 
     def __init__(self, world: World, server: Asker, life: Life) -> None:
         self._world = world
@@ -182,7 +182,7 @@ class SimModel:
                     await asyncio.sleep(step)
                     continue
                 if isinstance(step, TextDelta):
-                    question.said += step.text
+                    question.text += step.text
                 if isinstance(step, AnswerDone):
                     question.state, question.reason = "done", step.reason
                 yield step
@@ -226,7 +226,7 @@ class SimModel:
 
 
 def calls_and_results(request: ModelRequest) -> tuple[list[str], list[str]]:
-    """The ids of the calls that a model reads, and of those that it reads the results of."""
+    """The call ids of a request, and the call ids of its results."""
     parts = [part for message in request.messages for part in message.parts]
     calls = [part.data.id for part in parts if isinstance(part, ToolCallPart)]
     return calls, [part.data.tool_call_id for part in parts if isinstance(part, ToolResultPart)]
@@ -237,7 +237,7 @@ def calls_and_results(request: ModelRequest) -> tuple[list[str], list[str]]:
 
 @dataclass
 class SimTool:
-    """Has an effect, which it notes where no crash reaches; takes a while, and may fail."""
+    """A tool with an effect recorded in the world; it takes a while and may fail."""
 
     world: World
     server: Asker
@@ -280,7 +280,7 @@ class SimTool:
         except asyncio.CancelledError:
             if self.name not in ("stubborn", "deaf") or self.life.dead:
                 raise
-            # The deaf one is given up before it is done.
+            # The `deaf` tool is abandoned before it is done.
             await asyncio.sleep(8 if self.name == "deaf" else world.random.choice((0, 0.5, 4, 8)))
             if self.life.dead:
                 raise
@@ -292,20 +292,25 @@ class SimTool:
         return CallResult(f"did {token}")
 
 
-# --- what the model says
+# --- answers of the model
 
 
 def draw_plan(world: World, question: Question) -> list[Step]:
-    """An answer as the dice fall."""
+    """Draw a random answer."""
     dice = world.random
     before = sum(q.run_id == question.run_id for q in world.questions)
     roll = dice.random()
     pauses = dice.choice(((0,), (0, 0, 0.0001), (0, 0.01, 0.2), (0.1, 1.0)))
     plan: list[Step] = [dice.choice(pauses)]
     if world.faulty and roll < 0.08:
-        return [*plan, *_words(question, dice, pauses), *draw_failure(dice)]
+        return [*plan, *_text_steps(question, dice, pauses), *draw_failure(dice)]
     if world.faulty and roll < 0.1:
-        return [*plan, *_words(question, dice, pauses), 90.0, AnswerDone("end_turn")]  # A stall.
+        return [
+            *plan,
+            *_text_steps(question, dice, pauses),
+            90.0,
+            AnswerDone("end_turn"),
+        ]  # A stall.
     if question.kind == "title":
         done = AnswerDone(
             "end_turn", TokenUsage(1, 1, cost=TITLE_COST) if dice.random() < 0.5 else None
@@ -316,11 +321,11 @@ def draw_plan(world: World, question: Question) -> list[Step]:
     reason: StopReason = "end_turn"
     if question.kind == "turn" and before < 5 and dice.random() < world.calls_share:
         if dice.random() < 0.5:
-            plan += _words(question, dice, pauses)
+            plan += _text_steps(question, dice, pauses)
         plan += _calls(world, question, pauses)
         reason = "tool_use"
     else:
-        plan += _words(question, dice, pauses)
+        plan += _text_steps(question, dice, pauses)
     if dice.random() < 0.05:
         reason = dice.choice(("max_tokens", "unknown", "content_filter"))
     usage = None
@@ -333,7 +338,7 @@ def draw_plan(world: World, question: Question) -> list[Step]:
     return [*plan, AnswerDone(reason, usage)]
 
 
-def _words(question: Question, dice: random.Random, pauses: Sequence[float]) -> list[Step]:
+def _text_steps(question: Question, dice: random.Random, pauses: Sequence[float]) -> list[Step]:
     steps: list[Step] = [TextDelta(f"a{question.n}:")]
     for _ in range(dice.choice((0, 1, 3, 8))):
         steps += [dice.choice(pauses), TextDelta(dice.choice((" wörd", " 🌱", " x" * 60)))]

@@ -1,6 +1,6 @@
-"""What must hold of turns: one at a time, in order, and every message in the one it says.
+"""Invariants of turns: one at a time, in order, with their own messages.
 
-As `runs_checks.py`, which has the rest.
+`runs_checks.py` has the other invariants.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ from tests.sim.runs_final import Final
 
 
 def turns_do_not_overlap(final: Final) -> None:
-    """EXC-11, INV-32: a turn begins after the end of the one before it was told."""
+    """EXC-11, INV-32: a turn begins after the end of the previous one was published."""
     active: dict[str, str] = {}
     for event in final.log:
         if event.changed is not None and event.changed.state == "active":
@@ -37,7 +37,7 @@ def turns_are_in_order(final: Final) -> None:
 
 
 def queues_go_in_order(final: Final) -> None:
-    """EXC-10, EXC-20: who leaves the queue for a turn was told to be its first."""
+    """EXC-10, EXC-20: a run that leaves the queue for a turn was published as its first."""
     queues: dict[str, list[RunId]] = defaultdict(list)
     states: dict[str, str] = {}
     for event in final.log:
@@ -54,12 +54,12 @@ def queues_go_in_order(final: Final) -> None:
 
 
 def turns_do_not_mix(final: Final) -> None:
-    """INV-34: from a prompt to its last answer there is nobody else's, except who joined."""
+    """INV-34: a turn contains only its own prompt and those that joined."""
     for run in final.runs.values():
         if run.kind == "summary" or not final.was(run.id, "active") or run.state != "ended":
             continue
         messages = final.messages[run.session_id]
-        first = final.said(run.id)[0]
+        first = final.prompt_positions(run.id)[0]
         last = [message.id for message in messages].index(MessageId(run.message_id))
         tokens = {
             final.prompts[other.id].split()[0]
@@ -72,7 +72,7 @@ def turns_do_not_mix(final: Final) -> None:
 
 
 def folded_runs_end_with_their_host(final: Final) -> None:
-    """INV-35: a run that shares a turn has its host's end, told right after it."""
+    """INV-35: a folded run has its host's end, published right after it."""
     completes = [event for event in final.log if event.complete is not None]
     place = {event.run_id: n for n, event in enumerate(completes)}
     for run in final.runs.values():
@@ -92,8 +92,8 @@ def folded_runs_end_with_their_host(final: Final) -> None:
         assert all(final.runs[e.run_id].host_run_id == host.id for e in between)
 
 
-def messages_say_their_run(final: Final) -> None:
-    """EXC-25: what was asked, answered and done in a turn has its run, and nothing else has."""
+def messages_name_their_run(final: Final) -> None:
+    """EXC-25: every message of a turn has the run id of the turn, and no other message has."""
     asked = {f"a{q.n}": q.run_id for q in final.world.questions}
     for session_id, messages in final.messages.items():
         turns = [run_id for run_id, _ in groupby(messages, lambda message: message.run_id)]
@@ -107,6 +107,6 @@ def messages_say_their_run(final: Final) -> None:
     for run in final.runs.values():
         turn = run.host_run_id or run.id
         messages = final.messages[run.session_id]
-        places = final.said(run.id) if run.kind == "prompt" else []
+        places = final.prompt_positions(run.id) if run.kind == "prompt" else []
         found = [messages[n] for n in places] + [m for m in messages if m.id == run.message_id]
         assert {message.run_id for message in found} <= {turn}, f"{found} in {run}"

@@ -18,17 +18,17 @@ from culm.store.sql import QUERIES
 from culm.store.store import Store
 from culm.tools.base import Tool
 from culm.wire.agent import RunComplete
-from culm.wire.state import StoreHealth
-from culm.workspace.about import WorkspaceInfo
+from culm.wire.workspaces import StoreHealth
 from culm.workspace.claims import Created, WorkspaceFate
 from culm.workspace.config import ConfigOrigins
-from culm.workspace.toolbox import Equipment
+from culm.workspace.roots import WorkspaceInfo
+from culm.workspace.toolbox import ServerServices
 from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SimClock, SimLoop
-from tests.sim.runs_disk import Life, MortalClock, SimFile, SlowDatabase, Tasks
+from tests.sim.runs_disk import Life, LifeClock, SimFile, SlowDatabase, Tasks
 from tests.sim.runs_outside import WINDOW, Question, SimModel, SimTool, Step, World, draw_plan
 from tests.sim.world import SimClient, SimServer
-from tests.support import equipment, fixed_origins, model_config
+from tests.support import fixed_origins, make_services, model_config
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -36,17 +36,17 @@ S = TypeVar("S")
 PATH = Path("/simulated")
 SETTINGS = Settings(stream_buffer_bytes=4_000, abandoned_runs_s=20.0)
 TEARDOWN_S = SETTINGS.teardown_s
-ALIVE_EVERY_S = 30.0  # How often a server says that it lives.
+ALIVE_EVERY_S = 30.0  # The interval of the alive mark.
 OUTAGES_S: Sequence[float] = (0.01, 0.5, 5.0, 60.0, 500.0, 700.0, 9_000.0)
-AWAY_S_MAX = 600.0  # What was accepted goes on by itself after an absence of at most this.
+AWAY_S_MAX = 600.0  # Accepted runs resume after an absence of at most this.
 
 
 class Gone(Exception):
-    """The server is not there, or the client did not wait for it."""
+    """The server is down, or the client did not wait for it."""
 
 
 class Probe:
-    """A stream that is read the moment it is told."""
+    """A stream that is read at once."""
 
     def __init__(self, world: World, workspace: LiveWorkspace) -> None:
         self._world = world
@@ -54,19 +54,19 @@ class Probe:
 
     def write(self, data: bytes) -> None:
         if b'{"type":"run_complete"' in data:  # Whole events come at once, and most do not matter.
-            for told in SseParser().feed(data):
-                if told.type == "run_complete":
-                    self._completed(told)
+            for event in SseParser().feed(data):
+                if event.type == "run_complete":
+                    self._completed(event)
 
-    def _completed(self, told: ServerEvent) -> None:
-        """INV-40: by the time it is told, the run is not live any more."""
-        complete = told.read(RunComplete)
+    def _completed(self, event: ServerEvent) -> None:
+        """INV-40: when its end is published, the run is not live any more."""
+        complete = event.read(RunComplete)
         runs = self._workspace.runs
         line = runs.line(complete.session_id)
         live = runs.find(complete.run_id)
-        # Else somebody wishes to start it, who will hear that it is not held any more.
+        # Otherwise a client is starting it, which will fail because it is not held any more.
         left = live is None or not live.accepted.done()
-        self._world.expect(left, "told before it left", complete)
+        self._world.expect(left, "published before it left", complete)
         self._world.expect(runs.is_busy(complete.session_id) == bool(line), "busy is wrong")
 
     def is_closing(self) -> bool:
@@ -93,16 +93,16 @@ class RunServer(SimServer):
         self.file.on_death = self.kill
         self.life: Life | None = None
         self.lives = 0
-        self.outage_s: float | None = None  # How long it stays down the next time ...
+        self.outage_s: float | None = None  # The length of its next outage ...
         self.outages = OUTAGES_S  # ... or one of these.
         self.observers: list[SimClient] = []
-        self.alive_s: float | None = None  # When it last said that it lives.
+        self.alive_s: float | None = None  # Its last alive mark.
         self._over = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self.plan: Callable[[Question], Sequence[Step]] = partial(draw_plan, world)
-        self.id = self.ids.client()  # Of whoever opened it.
+        self.id = self.ids.client()  # The client that opened it.
 
-    # --- being there
+    # --- lifecycle
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as self._group:
@@ -118,7 +118,7 @@ class RunServer(SimServer):
         self.lives += 1
         life = self.life = Life(self.lives)
         life.began_s = self.clock.now_s()
-        clock = MortalClock(self.loop, life)
+        clock = LifeClock(self.loop, life)
         try:
             database = MemoryDatabase(self.file, clock)
             starting = self._spawn(life, self._start(life, clock, database))
@@ -134,19 +134,19 @@ class RunServer(SimServer):
             self.life = self.workspace = None
             self.up.clear()
 
-    async def _start(self, life: Life, clock: MortalClock, database: MemoryDatabase) -> None:
+    async def _start(self, life: Life, clock: LifeClock, database: MemoryDatabase) -> None:
         connection = self.file.connection
         if find_meta(connection, "epoch") is None:
             connection.execute(QUERIES["set_meta"], ("epoch", self.ids.epoch()))
         epoch = Epoch(find_meta(connection, "epoch") or "")
         slow = SlowDatabase(database, self.loop)
         store = Store(slow, epoch, last_seq(connection), StoreHealth("ok"))
-        gear, origins = self._equipment(life)
+        services, origins = self._services(life)
         workspace = LiveWorkspace(
             WorkspaceInfo(workspace_id_of(PATH), PATH, str(PATH), PATH),
             store,
             origins,
-            gear,
+            services,
             clock,
             self.ids,
             SETTINGS,
@@ -158,18 +158,18 @@ class RunServer(SimServer):
         try:
             await workspace.start(self.alive_s)
         except StoreBusy:
-            life.dead, self.outage_s = True, 1.0  # The disk is full; nobody can open it now.
+            life.dead, self.outage_s = True, 1.0  # The disk is full: it cannot be opened now.
             return
         workspace.hub.flush()
         subscriber.seq = workspace.hub.seq
         workspace.hub.go_live(subscriber)
         self._check_asks(workspace, life, asked)
-        self._check_started(workspace, waited if life.equipped else set(), set(asked.values()))
+        self._check_started(workspace, waited if life.has_model else set(), set(asked.values()))
         workspace.claim(Created(self.id))
 
         def on_fate(fate: WorkspaceFate) -> None:
             life.abandoned = fate is WorkspaceFate.INTERRUPT
-            self.stop(0.01)  # Whoever wants it opens it again.
+            self.stop(0.01)  # A client opens it again.
 
         workspace.on_fate = on_fate
         self.workspace = workspace
@@ -179,7 +179,7 @@ class RunServer(SimServer):
         return await life.group.__aenter__()
 
     def _waiting(self) -> set[str]:
-        """Those that nobody cancelled and that wait behind nobody who ran."""
+        """Waiting runs that are not cancelled and not behind an active run."""
         rows = self.file.rows(
             """SELECT id FROM runs WHERE state IN ('accepted', 'queued')
             AND id NOT IN (SELECT run_id FROM cancelled_runs)
@@ -188,8 +188,8 @@ class RunServer(SimServer):
         return {row[0] for row in rows}
 
     def _asked(self) -> dict[str, str]:
-        """What a person may still answer, with the run that waits for it, and for nothing else."""
-        # Those with a call in between: let through or begun, and no result; or refused.
+        """Open asks, each with the run that waits for it and for nothing else."""
+        # Runs with a call that is approved or started without a result, or refused.
         decided = self.file.rows(
             """SELECT run_id FROM cancelled_runs
             UNION SELECT run_id FROM calls WHERE state = 'started'
@@ -202,7 +202,7 @@ class RunServer(SimServer):
         return {row["id"]: row["run_id"] for row in rows if row["run_id"] not in others}
 
     def _check_asks(self, workspace: LiveWorkspace, life: Life, asked: dict[str, str]) -> None:
-        """None is lost: the next server asks the same, under the same id."""
+        """Check that the next server has the same asks under the same ids."""
         stored = {row["id"] for row in self.file.rows("SELECT id FROM asks WHERE state = 'open'")}
         gate = workspace.gate
         known = {ask.request.id for ask in gate.permissions.all()}
@@ -213,7 +213,7 @@ class RunServer(SimServer):
             self.world.reentered[run_id].add(life.number)
 
     def _check_started(self, workspace: LiveWorkspace, waited: set[str], waiting: set[str]) -> None:
-        """Active is only who waits for a person; what waits in the store is what waits here."""
+        """Check that only runs waiting for a person are active, and that queues match the store."""
         rows = self.file.rows("SELECT id, state FROM runs WHERE state NOT IN ('ended', 'held')")
         stored = {row[0]: row[1] for row in rows}
         shown = {"waiting": "active"}
@@ -221,7 +221,7 @@ class RunServer(SimServer):
         self.world.expect(stored == live, "after a start", stored, live)
         active = {run_id for run_id, state in stored.items() if state == "active"}
         self.world.expect(active == waiting, "active after a start", active, waiting)
-        own = "state NOT IN ('held', 'ended', 'folded')"  # Those that have a turn of their own.
+        own = "state NOT IN ('held', 'ended', 'folded')"  # Runs with a turn of their own.
         order = f"SELECT id FROM runs WHERE session_id = ? AND {own}"
         for session_id in {run.session_id for run in workspace.runs.live()}:
             line = [run.id for run in workspace.runs.line(session_id) if run.host is None]
@@ -234,15 +234,15 @@ class RunServer(SimServer):
         elif away_s < AWAY_S_MAX - 1:
             self.world.expect(waited <= set(live), "it was not away for long", waited, live)
 
-    def _equipment(self, life: Life) -> tuple[Equipment, ConfigOrigins]:
+    def _services(self, life: Life) -> tuple[ServerServices, ConfigOrigins]:
         def make(_: ChosenModel) -> SimModel:
             return SimModel(self.world, self, life)
 
         config = model_config("http://simulated", context_window=WINDOW)
         if self.world.faulty and self.loop.random.random() < 0.05:
-            config, life.equipped = {}, False  # Somebody took its provider away.
-            self.world.unequipped = True
-        return equipment(make, *self._tools(life)), fixed_origins(config)
+            config, life.has_model = {}, False  # Its provider was removed.
+            self.world.lacked_model = True
+        return make_services(make, *self._tools(life)), fixed_origins(config)
 
     def _tools(self, life: Life) -> list[Tool]:
         return [
@@ -257,7 +257,7 @@ class RunServer(SimServer):
     # --- ending
 
     def kill(self) -> None:
-        """`kill -9`: in one step it can neither write nor act any more."""
+        """Kill the server: at once it can neither write nor act."""
         life = self.life
         if life is None or life.dead:
             return
@@ -301,9 +301,9 @@ class RunServer(SimServer):
             observer.cut()
 
     def _check_left(self, life: Life) -> None:
-        """What it leaves open is what a person is asked, for the next one."""
+        """Check that only runs with open asks are left for the next server."""
         assert life.workspace is not None
-        # An answer may come before who was taken over could begin: the next start ends that one.
+        # An answer may come before a resumed run could begin: the next start ends that run.
         unbegun = {run.id: run for run in life.workspace.runs.live() if run.task is None}
         asking = "(SELECT run_id FROM asks WHERE state = 'open')"
         rows = self.file.rows(
@@ -325,7 +325,7 @@ class RunServer(SimServer):
         self.alive_s = life.began_s + beats * ALIVE_EVERY_S
 
     def _spawn(self, life: Life, work: Coroutine[Any, Any, S]) -> asyncio.Task[S]:
-        """Work of the server itself: it dies with it."""
+        """Start a task of the server that ends with it."""
         return self._group.create_task(work, context=life.context.copy())
 
     # --- answering
@@ -333,7 +333,7 @@ class RunServer(SimServer):
     async def request(
         self, serve: Callable[[LiveWorkspace], Awaitable[T]], *, patience_s: float | None = None
     ) -> T:
-        """What a route does for a client, which may not wait for it. Raises `AppError`, `Gone`."""
+        """Serve a client request, which may time out. Raises `AppError`, `Gone`."""
         life = self.life
         if life is None or self.workspace is None:
             raise Gone
@@ -359,10 +359,10 @@ class RunServer(SimServer):
             raise error
         return result  # pyright: ignore[reportReturnType]
 
-    # --- looking
+    # --- queries
 
     def active_run(self, session_id: str) -> str:
-        """The one run of a session that may ask a model now."""
+        """The active run of a session, if there is exactly one."""
         rows = self.file.rows(
             "SELECT id FROM runs WHERE session_id = ? AND state = 'active'", session_id
         )

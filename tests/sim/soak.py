@@ -1,8 +1,8 @@
-"""More seeds than a test has time for: runs, asks, fleets and trees, as long as one wishes.
+"""More seeds than a test has time for: runs, asks, fleets and trees.
 
-`python -m tests.sim.soak [--seeds N] [--from K] [--minutes M] [--jobs J]` tells how far it is, each
-seed that fails, and how to repeat it. The exit status is 1 if one did. From seed 0 on, it begins
-with every fault at every commit, of which the suite has a part.
+`python -m tests.sim.soak [--seeds N] [--from K] [--minutes M] [--jobs J]` prints its progress,
+each failing seed and how to repeat it. The exit status is 1 after a failure. From seed 0 on, it
+begins with every fault at every commit, of which the suite has a part.
 """
 
 import argparse
@@ -17,19 +17,19 @@ from itertools import count, islice
 
 from culm.clock import LoopClock
 from tests.sim.loop import simulate
-from tests.sim.test_asks import one_world as world_of_asks
+from tests.sim.test_asks import one_world as asks_world
 from tests.sim.test_crashes import ENUMERATED, name_of, survives
-from tests.sim.test_fleet import one_world as world_of_fleets
-from tests.sim.test_fleet import strange_world
-from tests.sim.test_runs import one_world as world_of_runs
-from tests.sim.test_tree import one_world as world_of_trees
+from tests.sim.test_fleet import foreign_world
+from tests.sim.test_fleet import one_world as fleet_world
+from tests.sim.test_runs import one_world as runs_world
+from tests.sim.test_tree import one_world as tree_world
 
 BATCH = 25  # Seeds between two looks at the clock.
-# Each seed is one of each.
-WORLDS = (world_of_runs, world_of_asks, world_of_fleets, strange_world, world_of_trees)
+# Each seed runs every world once.
+WORLDS = (runs_world, asks_world, fleet_world, foreign_world, tree_world)
 Tried = tuple[
     int, list[tuple[int, str]]
-]  # How many worlds, and the seeds that failed, each with why.
+]  # The number of worlds, and the failed seeds with their errors.
 
 
 def main() -> int:
@@ -73,23 +73,23 @@ def soak(first: int, seeds: int | None, minutes: float | None, jobs: int) -> int
                 done += tried
                 for seed, error in bad:
                     failed.append(seed)
-                    say(f"\nseed {seed} failed:\n{error}\n")
-            say(f"\r{done} worlds in {clock.now_s() - began_s:.0f} s, {len(failed)} failed ")
-    say(f"\n{'failed: ' + ' '.join(map(str, sorted(failed))) if failed else 'all well'}\n")
+                    write(f"\nseed {seed} failed:\n{error}\n")
+            write(f"\r{done} worlds in {clock.now_s() - began_s:.0f} s, {len(failed)} failed ")
+    write(f"\n{'failed: ' + ' '.join(map(str, sorted(failed))) if failed else 'all well'}\n")
     if failed:
         first = max(0, min(failed))  # From 0 on, faults at every commit are tried, too.
-        say(f"repeat one with: python -m tests.sim.soak --from {first} --seeds 1 --jobs 1\n")
+        write(f"repeat one with: python -m tests.sim.soak --from {first} --seeds 1 --jobs 1\n")
     return 1 if failed else 0
 
 
 def run_batch(seeds: list[int]) -> Tried:
-    logging.disable(logging.CRITICAL)  # Simulated servers have much to complain about.
+    logging.disable(logging.CRITICAL)  # Simulated servers log a lot.
     bad: list[tuple[int, str]] = []
     for seed in seeds:
         for one_world in WORLDS:
             try:
                 simulate(seed, one_world)
-            except Exception:  # boundary: one world's end is not the soak's
+            except Exception:  # boundary: a failed world does not end the soak
                 bad.append((seed, traceback.format_exc()))
     return len(seeds) * len(WORLDS), bad
 
@@ -100,12 +100,12 @@ def run_enumerated(number: int) -> Tried:
     script, faults = ENUMERATED[number]
     try:
         survives(script, faults)
-    except Exception:  # boundary: one world's end is not the soak's
+    except Exception:  # boundary: a failed world does not end the soak
         return 1, [(-1, f"{name_of(script)}, {name_of(faults)}: {traceback.format_exc()}")]
     return 1, []
 
 
-def say(text: str) -> None:
+def write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Each safeguard of asks, switched off: the simulation must miss it."""
+"""Each safeguard of asks, switched off: the simulation must detect it."""
 
 import asyncio
 from functools import partial
@@ -22,12 +22,12 @@ from culm.store.sql import QUERIES
 from culm.wire.asks import PermissionGrant
 from tests.sim.loop import simulate
 from tests.sim.test_asks import one_world
-from tests.sim.test_runs_ablations import Ablation, do_nothing, is_missed, name_of
+from tests.sim.test_runs_ablations import Ablation, do_nothing, is_detected, name_of
 
 SEEDS = range(120)
 
 
-# --- what is switched off
+# --- ablations
 
 
 def an_end_leaves_its_asks_open(patch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def an_end_leaves_its_asks_open(patch: pytest.MonkeyPatch) -> None:
 
 
 def two_answers_go_to_the_store_at_once(patch: pytest.MonkeyPatch) -> None:
-    """Neither the one who is on the way holds back the next, nor does the store."""
+    """Neither the pending answer nor the store holds back the next one."""
     patch.setitem(QUERIES, "close_ask", QUERIES["close_ask"].replace("AND state = 'open'", ""))
 
     async def hasty(self: Asks[Any], ask_id: str, closed: ClosedAsk) -> bool:
@@ -62,7 +62,7 @@ def a_call_that_changed_keeps_its_ask(patch: pytest.MonkeyPatch) -> None:
     put = Asks[Any].put
 
     async def careless(self: Asks[Any], ask: Any) -> Any:  # noqa: ANN401
-        before = self._left.get((ask.message_id, ask.request.tool_call_id))  # pyright: ignore[reportPrivateUsage]
+        before = self._leftover.get((ask.message_id, ask.request.tool_call_id))  # pyright: ignore[reportPrivateUsage]
         digest = ask.digest if before is None else before.ask.digest
         return await put(self, msgspec.structs.replace(ask, digest=digest))
 
@@ -73,7 +73,7 @@ def a_call_asks_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
     put = Asks[Any].put
 
     async def careless(self: Asks[Any], ask: Any) -> Any:  # noqa: ANN401
-        self._left.pop((ask.message_id, ask.request.tool_call_id), None)  # pyright: ignore[reportPrivateUsage]
+        self._leftover.pop((ask.message_id, ask.request.tool_call_id), None)  # pyright: ignore[reportPrivateUsage]
         return await put(self, ask)
 
     patch.setattr(Asks, "put", careless)
@@ -83,18 +83,18 @@ def a_restart_forgets_what_was_asked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PermissionGate, "restore", do_nothing)
 
 
-def a_restart_ends_who_waits(patch: pytest.MonkeyPatch) -> None:
+def restart_ends_waiting_runs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "_find_waiting", do_nothing)
 
 
-def a_restart_does_not_look_at_what_was_decided(patch: pytest.MonkeyPatch) -> None:
+def restart_ignores_decided_asks(patch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> bool:
         return False
 
     patch.setattr(recovery, "has_decided_ask", never)
 
 
-def a_restart_does_not_look_at_what_was_started(patch: pytest.MonkeyPatch) -> None:
+def restart_ignores_started_calls(patch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object) -> dict[str, object]:
         return {}
 
@@ -111,7 +111,7 @@ def a_restart_does_not_look_at_what_was_started(patch: pytest.MonkeyPatch) -> No
     patch.setattr(recovery, "_find_waiting", careless)
 
 
-def a_stop_ends_who_waits(patch: pytest.MonkeyPatch) -> None:
+def stop_ends_waiting_runs(patch: pytest.MonkeyPatch) -> None:
     stop = Runs.stop
 
     async def harsh(self: Runs, *, for_good: bool) -> None:
@@ -129,7 +129,7 @@ def an_answer_to_something_else_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PermissionGate, "answer", careless)
 
 
-def what_is_revoked_still_holds(patch: pytest.MonkeyPatch) -> None:
+def revoked_grant_still_applies(patch: pytest.MonkeyPatch) -> None:
     async def careless(self: Grants, grant_id: str) -> None:
         if GrantId(grant_id) not in self._grants:  # pyright: ignore[reportPrivateUsage]
             raise GrantNotFound(grant_id)
@@ -155,21 +155,21 @@ def skip_mode_does_not_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PermissionGate, "set_skip", careless)
 
 
-def nobody_is_told_that_an_ask_is_closed(patch: pytest.MonkeyPatch) -> None:
-    tell = store_asks._publish  # pyright: ignore[reportPrivateUsage]
+def closed_ask_is_not_published(patch: pytest.MonkeyPatch) -> None:
+    publish = store_asks._publish  # pyright: ignore[reportPrivateUsage]
 
     def silent(tx: Tx, ask: AnyAsk, op: Op) -> None:
         if op == "created":
-            tell(tx, ask, op)
+            publish(tx, ask, op)
 
-    patch.setattr(store_asks, "_tell", silent)
+    patch.setattr(store_asks, "_publish", silent)
 
 
-def an_ended_run_goes_on_asking(patch: pytest.MonkeyPatch) -> None:
+def ended_run_keeps_its_asks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Asks, "forget_run", do_nothing)
 
 
-# Each with a world that shows it; should that change, others are tried.
+# Each with a seed that detects it; if that changes, other seeds are tried.
 DRAWN: tuple[tuple[Ablation, int], ...] = (
     (an_end_leaves_its_asks_open, 6),
     (two_answers_go_to_the_store_at_once, 4),
@@ -177,22 +177,22 @@ DRAWN: tuple[tuple[Ablation, int], ...] = (
     (a_call_that_changed_keeps_its_ask, 8),
     (a_call_asks_again_after_a_restart, 2),
     (a_restart_forgets_what_was_asked, 2),
-    (a_restart_ends_who_waits, 2),
-    (a_restart_does_not_look_at_what_was_decided, 59),
-    (a_restart_does_not_look_at_what_was_started, 20),
-    (a_stop_ends_who_waits, 2),
+    (restart_ends_waiting_runs, 2),
+    (restart_ignores_decided_asks, 59),
+    (restart_ignores_started_calls, 20),
+    (stop_ends_waiting_runs, 2),
     (an_answer_to_something_else_counts, 1),
-    (what_is_revoked_still_holds, 47),
+    (revoked_grant_still_applies, 47),
     (a_grant_covers_everything, 2),
     (skip_mode_does_not_end, 95),
-    (nobody_is_told_that_an_ask_is_closed, 0),
-    (an_ended_run_goes_on_asking, 7),
+    (closed_ask_is_not_published, 0),
+    (ended_run_keeps_its_asks, 7),
 )
 
 
 @pytest.mark.parametrize(("ablation", "seed"), DRAWN, ids=name_of)
-def test_if_a_safeguard_is_off_the_simulation_notices(
+def test_simulation_detects_a_disabled_safeguard(
     ablation: Ablation, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ablation(monkeypatch)
-    assert any(is_missed(partial(simulate, n, one_world)) for n in (seed, *SEEDS))
+    assert any(is_detected(partial(simulate, n, one_world)) for n in (seed, *SEEDS))

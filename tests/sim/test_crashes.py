@@ -1,4 +1,4 @@
-"""A crash, or a full disk, at every commit of a scripted turn: enumerated and not drawn."""
+"""A crash or a full disk at every commit of a scripted turn, enumerated."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from tests.sim.asks_checks import check_asks
 from tests.sim.asks_outside import AskWorld
 from tests.sim.loop import SimLoop, simulate
 from tests.sim.runs_actors import Client
-from tests.sim.runs_checks import check_all, log_is_told_in_order
+from tests.sim.runs_checks import check_all, log_arrives_in_order
 from tests.sim.runs_disk import Death, number_tasks
 from tests.sim.runs_final import Final
 from tests.sim.runs_outside import NEARLY_FULL, Question, Sent, Step, World
@@ -26,23 +26,23 @@ from tests.support import contract
 
 Then = Literal["pass", "cancel, pass", "pass, cancel", "kill", "cancel, kill"]
 THENS: tuple[Then, ...] = get_args(Then)
-DEATHS: tuple[Death, ...] = ("before", "after", "told")
-SHORT_S, LONG_S = 1.0, 700.0  # Outages: what waited goes on by itself, or is held.
+DEATHS: tuple[Death, ...] = ("before", "after", "announced")
+SHORT_S, LONG_S = 1.0, 700.0  # Outages after which waiting runs resume, or are held.
 
 
-# --- what happens
+# --- scripts
 
 
-def play(
+def make_plan(
     world: World, names: Sequence[str] = ("write", "look", "look"), *, full: bool = False
 ) -> Callable[[Question], Sequence[Step]]:
-    """The first turn calls three tools, one alone and two together, and then says something."""
+    """Plan a first turn with three tool calls, two of them parallel, and then a text."""
 
     def plan(question: Question) -> Sequence[Step]:
-        said = TextDelta(f"a{question.n}: done")
+        text = TextDelta(f"a{question.n}: done")
         turns = [q for q in world.questions if q.run_id == question.run_id and q.kind == "turn"]
         if question.kind != "turn" or question.run_id != "first" or len(turns) > 1:
-            return [0.01, said, 0.2, TextDelta(" indeed"), AnswerDone("end_turn", TokenUsage(1, 1))]
+            return [0.01, text, 0.2, TextDelta(" indeed"), AnswerDone("end_turn", TokenUsage(1, 1))]
         calls: list[Step] = []
         for key, name in enumerate(names):
             token = f"t{key + 1}"
@@ -50,7 +50,7 @@ def play(
             calls += [CallStarted(key, token, name), CallDelta(key, f'{{"token":"{token}"}}')]
         question.full = full
         usage = TokenUsage(NEARLY_FULL if full else 1, 1)
-        return [0.01, said, 0.15, *calls, 0.01, AnswerDone("tool_use", usage)]
+        return [0.01, text, 0.15, *calls, 0.01, AnswerDone("tool_use", usage)]
 
     return plan
 
@@ -59,7 +59,7 @@ Script = Callable[[RunServer, SessionId], Awaitable[None]]
 
 
 async def a_turn(server: RunServer, session_id: SessionId, *, interactive: bool = False) -> None:
-    """A prompt, and two behind it: one that waits for its turn, one that joins."""
+    """Send a prompt, one that waits for its turn, and one that joins."""
     client = Client(server, patient=True)
     for token, given in (("p1.", "first"), ("p2.", "second"), ("p3.", "")):
         sent = Sent(token, session_id, given, f"{token} do it", interactive=interactive)
@@ -68,14 +68,14 @@ async def a_turn(server: RunServer, session_id: SessionId, *, interactive: bool 
 
 
 async def a_turn_with_a_summary(server: RunServer, session_id: SessionId) -> None:
-    """The context is nearly full after the first step: it is summarized in mid-turn."""
-    server.plan = play(server.world, full=True)
+    """Fill the context in the first step, so that it is summarized in mid-turn."""
+    server.plan = make_plan(server.world, full=True)
     await a_turn(server, session_id)
 
 
 async def a_cancel_before_the_start(server: RunServer, session_id: SessionId) -> None:
     await a_turn(server, session_id)
-    await cancel_and_go_on(server, session_id)
+    await cancel_and_continue(server, session_id)
 
 
 async def a_cancel_during_a_call(server: RunServer, session_id: SessionId) -> None:
@@ -83,40 +83,40 @@ async def a_cancel_during_a_call(server: RunServer, session_id: SessionId) -> No
     deadline_s = server.loop.time() + 5
     while not server.world.effects and server.loop.time() < deadline_s:
         await server.file.after(1, timeout_s=1)
-    await cancel_and_go_on(server, session_id)
+    await cancel_and_continue(server, session_id)
 
 
 async def a_cancel_during_a_stubborn_call(server: RunServer, session_id: SessionId) -> None:
-    """The tool makes a result of its own cancel."""
-    server.plan = play(server.world, ("stubborn", "look", "look"))
+    """Cancel a tool that returns a result instead of stopping."""
+    server.plan = make_plan(server.world, ("stubborn", "look", "look"))
     await a_cancel_during_a_call(server, session_id)
 
 
 async def a_cancel_during_a_deaf_call(server: RunServer, session_id: SessionId) -> None:
-    """The tool is given up, and comes back when its run has ended."""
-    server.plan = play(server.world, ("deaf", "look", "look"))
+    """Cancel a tool that is abandoned and returns after the end of its run."""
+    server.plan = make_plan(server.world, ("deaf", "look", "look"))
     await a_cancel_during_a_call(server, session_id)
 
 
 async def a_crowd(server: RunServer, session_id: SessionId) -> None:
-    """Prompts that would join come in with every commit, also right before a step begins."""
+    """Send joining prompts with every commit, also right before a step begins."""
     client = Client(server, patient=True)
 
-    async def say(token: str, given: str = "") -> None:
+    async def send_prompt(token: str, given: str = "") -> None:
         with contextlib.suppress(Gone, AppError):
             await client.send(Sent(token, session_id, given, f"{token} do it"))
 
     async with asyncio.TaskGroup() as crowd:
-        crowd.create_task(say("p1.", "first"))
+        crowd.create_task(send_prompt("p1.", "first"))
         for n in range(2, 14):
             await server.file.after(1, timeout_s=0.3)
-            crowd.create_task(say(f"p{n}."))
+            crowd.create_task(send_prompt(f"p{n}."))
 
 
 async def asks(server: RunServer, session_id: SessionId) -> None:
-    """Three calls ask somebody, two of them at once; two people allow whatever they see."""
+    """Run three calls that ask, two of them in parallel; two people allow everything."""
     assert isinstance(server, AskServer)
-    server.plan = play(server.world, ("fetch", "drift", "edit"))
+    server.plan = make_plan(server.world, ("fetch", "drift", "edit"))
     await a_turn(server, session_id, interactive=True)
     async with asyncio.TaskGroup() as people:
         for _ in range(2):
@@ -133,12 +133,12 @@ async def allow_all(server: AskServer) -> None:
 
 
 async def asks_and_a_stop(server: RunServer, session_id: SessionId) -> None:
-    """SIGTERM while it waits: the next one is answered."""
+    """Stop the server while it waits; the next one receives the answer."""
     server.loop.call_later(0.2, server.stop, SHORT_S)
     await asks(server, session_id)
 
 
-async def cancel_and_go_on(server: RunServer, session_id: SessionId) -> None:
+async def cancel_and_continue(server: RunServer, session_id: SessionId) -> None:
     client = Client(server, patient=True)
     with contextlib.suppress(Gone, AppError):
         await client.cancel_session(session_id)
@@ -147,7 +147,7 @@ async def cancel_and_go_on(server: RunServer, session_id: SessionId) -> None:
 
 
 async def a_summary(server: RunServer, session_id: SessionId) -> None:
-    """Somebody asks for a summary, others for something behind it, and it is cancelled."""
+    """Request a summary, queue prompts behind it, and cancel it."""
     client = Client(server, patient=True)
     with contextlib.suppress(Gone, AppError):
         await client.send(Sent("p5.", session_id, "fifth", "p5. begin"))
@@ -161,7 +161,7 @@ async def a_summary(server: RunServer, session_id: SessionId) -> None:
 
 
 async def a_stop(server: RunServer, session_id: SessionId) -> None:
-    """SIGTERM in mid-turn, and it may not live to the end of that."""
+    """Stop the server in mid-turn; it may be killed during the stop."""
     await a_turn(server, session_id)
     await asyncio.sleep(0.1)
     server.stop(SHORT_S)
@@ -182,12 +182,12 @@ SCRIPTS: tuple[Script, ...] = (
 DISK_SCRIPTS: tuple[Script, ...] = (a_turn, a_cancel_during_a_call, a_summary)
 
 
-# --- what goes wrong
+# --- faults
 
 
 @dataclass(frozen=True)
 class Crash:
-    """It is killed at a commit of the script."""
+    """The server is killed at a commit of the script."""
 
     commit: int
     death: Death
@@ -211,7 +211,7 @@ class BadCommit:
 
 @dataclass(frozen=True)
 class FullDisk:
-    """From a commit on nothing can be stored, until that passes or it is killed."""
+    """From a commit on nothing can be stored, until the fault passes or the server is killed."""
 
     commit: int
     then: Then
@@ -225,7 +225,7 @@ class FullDisk:
         deadline_s = server.loop.time() + 30
         while file.groups < first and server.loop.time() < deadline_s:
             await asyncio.sleep(0.05)
-        await asyncio.sleep(1.4)  # What is tried again every second, was once, and will be soon.
+        await asyncio.sleep(1.4)  # One retry has happened, and the next one is due soon.
         client = Client(server, patient=True)
         for what in self.then.split(", "):
             if what == "pass":
@@ -239,11 +239,11 @@ class FullDisk:
 
 
 Fault = Crash | BadCommit | FullDisk
-Faults = Callable[[int], Iterator[Fault]]  # Of so many commits.
+Faults = Callable[[int], Iterator[Fault]]  # By the number of commits.
 
 
 def commits_of(script: Script, fault: Fault | None) -> int:
-    """Play the script in a world of its own; returns how many commits it took."""
+    """Run the script in a new world; return its number of commits."""
 
     async def one_world(loop: SimLoop) -> int:
         world = AskWorld(loop, faulty=False)
@@ -251,7 +251,7 @@ def commits_of(script: Script, fault: Fault | None) -> int:
         number_tasks(loop)
         server = AskServer(loop, world)
         server.file.group_max = 1
-        server.plan = play(world)
+        server.plan = make_plan(world)
         with contextlib.closing(server.file):
             return await live_through(server, script, fault)
 
@@ -278,21 +278,21 @@ async def live_through(server: AskServer, script: Script, fault: Fault | None) -
         server.file.die = None
         await asyncio.sleep(LONG_S)
         await server.up.wait()
-        differ = isinstance(fault, Crash) and fault.death == "told"
-        await decide_what_is_held(server, differ=differ)
+        differ = isinstance(fault, Crash) and fault.death == "announced"
+        await decide_held_runs(server, differ=differ)
         await asyncio.sleep(60)
         assert not server.world.problems, server.world.problems
         check_all(server, [observer])
         check_asks(server, [observer])
         check_outcomes(Final(server))
-        log_is_told_in_order([observer])
+        log_arrives_in_order([observer])
         for task in background:
             task.cancel()
     return commits
 
 
-async def decide_what_is_held(server: RunServer, *, differ: bool) -> None:
-    """A person lets it go on; another one may wish to drop it, just then."""
+async def decide_held_runs(server: RunServer, *, differ: bool) -> None:
+    """Start every held run; with `differ`, drop it concurrently."""
     client = Client(server, patient=True)
 
     async def drop(run_id: str) -> None:
@@ -311,7 +311,7 @@ async def decide_what_is_held(server: RunServer, *, differ: bool) -> None:
 
 
 def check_outcomes(final: Final) -> None:
-    """`end_turn` is said only of what the model ended, in one life."""
+    """Check that a run was asked about in one life only, and ended by the model."""
     for run in final.runs.values():
         assert run.state == "ended", run
         lives = {q.life for q in final.world.questions if q.run_id == (run.host_run_id or run.id)}
@@ -384,13 +384,13 @@ def name_of(script: Script | Faults) -> str:
 @contract("EXC-9", "EXC-16", "INV-36", "INV-57")
 @pytest.mark.parametrize("faults", [some_crashes, some_long_crashes])
 @pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
-def test_a_crash_at_any_commit_leaves_a_true_record(script: Script, faults: Faults) -> None:
+def test_crash_at_any_commit_leaves_a_consistent_record(script: Script, faults: Faults) -> None:
     survives(script, faults)
 
 
 @contract("EXC-16", "INV-36", "INV-57")
 @pytest.mark.parametrize("script", DISK_SCRIPTS, ids=name_of)
-def test_a_full_disk_at_any_commit_leaves_a_true_record(script: Script) -> None:
+def test_full_disk_at_any_commit_leaves_a_consistent_record(script: Script) -> None:
     survives(script, some_full_disks)
 
 
@@ -400,7 +400,7 @@ def test_a_full_disk_at_any_commit_leaves_a_true_record(script: Script) -> None:
     [(asks, crashes_after), (asks_and_a_stop, crashes_after), (asks, bad_commits)],
     ids=name_of,
 )
-def test_whatever_ends_the_server_no_ask_is_lost_and_none_answered_twice(
+def test_no_ask_is_lost_or_answered_twice_whatever_ends_the_server(
     script: Script, faults: Faults
 ) -> None:
     survives(script, faults)

@@ -1,4 +1,4 @@
-"""Each safeguard of the fleet, switched off: the simulation must miss it."""
+"""Each safeguard of the fleet, switched off: the simulation must detect it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from culm.fleet.host import dispatch
-from culm.fleet.host import run_driver as driving
+from culm.fleet.host import dispatch, run_driver
 from culm.fleet.host.base import Worker
 from culm.fleet.host.dispatch import Fleet
-from culm.fleet.host.pool import ParkResult, PoolBounds, PoolDecision
+from culm.fleet.host.pool import ParkedWorker, PoolBounds, PoolDecision
 from culm.fleet.host.roster import WorkerRoster
 from culm.fleet.host.run_driver import RunResult
 from culm.fleet.protocol.batching import Batch, BatchReader, NewEvents
@@ -26,8 +25,8 @@ from culm.fleet.worker_server.run_channels import ConnectedHost
 from culm.wire.codec import Json
 from tests.sim.fleet_world import FleetWorld
 from tests.sim.loop import SimLoop, simulate
-from tests.sim.test_fleet import one_world, strange_world
-from tests.sim.test_runs_ablations import Ablation, is_missed, name_of
+from tests.sim.test_fleet import foreign_world, one_world
+from tests.sim.test_runs_ablations import Ablation, is_detected, name_of
 
 SEEDS = range(300)
 
@@ -43,7 +42,7 @@ def a_second_run_begins_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerMachine, "_on_run", hasty)
 
 
-def a_message_counts_as_often_as_it_comes(patch: pytest.MonkeyPatch) -> None:
+def repeated_message_is_delivered(patch: pytest.MonkeyPatch) -> None:
     def careless(self: WorkerMachine, steer: Any) -> list[Effect]:  # noqa: ANN401
         active = self._active  # pyright: ignore[reportPrivateUsage]
         return [] if active is None else [SteerRun(active.run, steer)]
@@ -51,7 +50,7 @@ def a_message_counts_as_often_as_it_comes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerMachine, "_on_message", careless)
 
 
-def what_a_run_left_behind_may_talk(patch: pytest.MonkeyPatch) -> None:
+def ended_run_may_emit(patch: pytest.MonkeyPatch) -> None:
     emit = RunEventSink.emit
 
     async def careless(self: RunEventSink, event: Mapping[str, Json]) -> None:
@@ -64,7 +63,7 @@ def what_a_run_left_behind_may_talk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunEventSink, "emit", careless)
 
 
-def silence_allows(patch: pytest.MonkeyPatch) -> None:
+def unanswered_ask_is_approved(patch: pytest.MonkeyPatch) -> None:
     ask = ConnectedHost.ask
 
     async def careless(self: ConnectedHost, body: Mapping[str, Json]) -> bool:
@@ -74,7 +73,7 @@ def silence_allows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConnectedHost, "ask", careless)
 
 
-def what_is_durable_may_be_dropped(patch: pytest.MonkeyPatch) -> None:
+def durable_events_may_be_dropped(patch: pytest.MonkeyPatch) -> None:
     def careless(event: Mapping[str, Json]) -> str:
         return "ephemeral"
 
@@ -82,15 +81,15 @@ def what_is_durable_may_be_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_slow_host_counts_as_gone(patch: pytest.MonkeyPatch) -> None:
-    look = WorkerConnection._on_watch  # pyright: ignore[reportPrivateUsage]
+    on_watch = WorkerConnection._on_watch  # pyright: ignore[reportPrivateUsage]
 
     def hasty(self: WorkerConnection, _: int) -> None:
-        look(self, self._outbox.frames_taken)  # pyright: ignore[reportPrivateUsage]
+        on_watch(self, self._outbox.frames_taken)  # pyright: ignore[reportPrivateUsage]
 
     patch.setattr(WorkerConnection, "_on_watch", hasty)
 
 
-def a_cancelled_run_has_time(patch: pytest.MonkeyPatch) -> None:
+def cancelled_run_has_no_deadline(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerRun, "is_cancelled", False)
 
 
@@ -98,52 +97,52 @@ def a_run_that_never_began_has_no_end(patch: pytest.MonkeyPatch) -> None:
     def nothing(_: WorkerMachine) -> list[Effect]:
         return []
 
-    patch.setattr(WorkerMachine, "_skip", nothing)
+    patch.setattr(WorkerMachine, "_report_skipped", nothing)
 
 
-# --- on its parent's side
+# --- in a host
 
 
-def a_request_is_passed_on_as_often_as_it_comes(patch: pytest.MonkeyPatch) -> None:
+def repeated_request_is_forwarded(patch: pytest.MonkeyPatch) -> None:
     def always(*_: object) -> bool:
         return True
 
     patch.setattr(HostMachine, "_is_new", always)
 
 
-def events_are_told_as_often_as_they_come(patch: pytest.MonkeyPatch) -> None:
+def repeated_events_are_published(patch: pytest.MonkeyPatch) -> None:
     def careless(self: BatchReader, batch: Batch) -> NewEvents:
         return NewEvents(batch.events)
 
     patch.setattr(BatchReader, "take", careless)
 
 
-def what_was_never_admitted_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+def unadmitted_messages_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostMachine, "unadmitted", ())
 
 
 def a_silent_worker_is_waited_for(patch: pytest.MonkeyPatch) -> None:
     async def patient(*about: Any, first_frame_s: float, **more: Any) -> RunResult:  # noqa: ANN401
-        return await driving.drive(*about, first_frame_s=1e6, **more)
+        return await run_driver.drive(*about, first_frame_s=1e6, **more)
 
     patch.setattr(dispatch, "drive", patient)
 
 
 def a_cancel_waits_for_the_worker(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(driving, "CANCEL_S", 1e6)
+    patch.setattr(run_driver, "CANCEL_S", 1e6)
 
 
-def what_was_heard_is_tried_again(patch: pytest.MonkeyPatch) -> None:
+def started_run_is_retried(patch: pytest.MonkeyPatch) -> None:
     attempt = Fleet._attempt  # pyright: ignore[reportPrivateUsage]
 
     async def careless(self: Fleet, job: Any, **about: bool) -> RunResult:  # noqa: ANN401
-        driven = await attempt(self, job, **about)
-        return replace(driven, began=driven.outcome.status != "error")
+        result = await attempt(self, job, **about)
+        return replace(result, began=result.outcome.status != "error")
 
     patch.setattr(Fleet, "_attempt", careless)
 
 
-def nothing_is_tried_again(patch: pytest.MonkeyPatch) -> None:
+def nothing_is_retried(patch: pytest.MonkeyPatch) -> None:
     async def careless(self: Fleet, job: Any) -> RunResult:  # noqa: ANN401
         return await self._attempt(job, from_pool=bool(job.key))  # pyright: ignore[reportPrivateUsage]
 
@@ -159,23 +158,23 @@ def a_worker_is_kept_after_an_error(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fleet, "_release", careless)
 
 
-def who_works_still_waits(patch: pytest.MonkeyPatch) -> None:
+def busy_worker_stays_in_the_pool(patch: pytest.MonkeyPatch) -> None:
     check_out = dispatch.check_out
 
     def careless(
-        waiting: tuple[ParkResult[Worker], ...], key: str, now_s: float
+        waiting: tuple[ParkedWorker[Worker], ...], key: str, now_s: float
     ) -> PoolDecision[Worker]:
-        return replace(check_out(waiting, key, now_s), kept=waiting)
+        return replace(check_out(waiting, key, now_s), idle=waiting)
 
     patch.setattr(dispatch, "check_out", careless)
 
 
-def any_number_may_wait(patch: pytest.MonkeyPatch) -> None:
+def pool_is_unlimited(patch: pytest.MonkeyPatch) -> None:
     park = dispatch.park
 
     def careless(
-        waiting: tuple[ParkResult[Worker], ...],
-        newcomer: ParkResult[Worker],
+        waiting: tuple[ParkedWorker[Worker], ...],
+        newcomer: ParkedWorker[Worker],
         bounds: PoolBounds,
         now_s: float,
     ) -> PoolDecision[Worker]:
@@ -184,7 +183,7 @@ def any_number_may_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dispatch, "park", careless)
 
 
-def any_number_may_run(patch: pytest.MonkeyPatch) -> None:
+def runs_are_unlimited(patch: pytest.MonkeyPatch) -> None:
     make = Fleet.__init__
 
     def careless(self: Fleet, *about: Any) -> None:  # noqa: ANN401
@@ -194,7 +193,7 @@ def any_number_may_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fleet, "__init__", careless)
 
 
-def a_fleet_forgets_at_its_end_who_waits(patch: pytest.MonkeyPatch) -> None:
+def closing_fleet_forgets_idle_workers(patch: pytest.MonkeyPatch) -> None:
     close = Fleet.close
 
     async def careless(self: Fleet) -> None:
@@ -216,53 +215,53 @@ def two_workers_have_one_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerRoster, "_free_name", careless)
 
 
-# Each with a world that shows it; should that change, others are tried.
+# Each with a seed that detects it; if that changes, other seeds are tried.
 DRAWN: tuple[tuple[Ablation, int], ...] = (
     (a_second_run_begins_at_once, 5),
-    (a_message_counts_as_often_as_it_comes, 6),
-    (what_a_run_left_behind_may_talk, 12),
-    (silence_allows, 7),
-    (what_is_durable_may_be_dropped, 2),
+    (repeated_message_is_delivered, 6),
+    (ended_run_may_emit, 12),
+    (unanswered_ask_is_approved, 7),
+    (durable_events_may_be_dropped, 2),
     (a_slow_host_counts_as_gone, 22),
-    (a_request_is_passed_on_as_often_as_it_comes, 50),
-    (events_are_told_as_often_as_they_come, 6),
-    (what_was_never_admitted_is_forgotten, 3),
+    (repeated_request_is_forwarded, 50),
+    (repeated_events_are_published, 6),
+    (unadmitted_messages_are_forgotten, 3),
     (a_silent_worker_is_waited_for, 10),
     (a_cancel_waits_for_the_worker, 68),
-    (what_was_heard_is_tried_again, 0),
-    (nothing_is_tried_again, 6),
+    (started_run_is_retried, 0),
+    (nothing_is_retried, 6),
     (a_worker_is_kept_after_an_error, 10),
-    (who_works_still_waits, 5),
-    (any_number_may_wait, 2),
-    (any_number_may_run, 0),
-    (a_fleet_forgets_at_its_end_who_waits, 2),
+    (busy_worker_stays_in_the_pool, 5),
+    (pool_is_unlimited, 2),
+    (runs_are_unlimited, 0),
+    (closing_fleet_forgets_idle_workers, 2),
     (two_workers_have_one_name, 3),
 )
 
 
-# What a parent of another make shows, or shows better.
-STRANGE: tuple[tuple[Ablation, int], ...] = (
+# Ablations that foreign parents detect, or detect better.
+FOREIGN: tuple[tuple[Ablation, int], ...] = (
     (a_second_run_begins_at_once, 0),
-    (a_cancelled_run_has_time, 12),
+    (cancelled_run_has_no_deadline, 12),
     (a_run_that_never_began_has_no_end, 2),
 )
 
 
 @pytest.mark.parametrize(("ablation", "seed"), DRAWN, ids=name_of)
-def test_if_a_safeguard_is_off_the_simulation_notices(
+def test_simulation_detects_a_disabled_safeguard(
     ablation: Ablation, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ablation(monkeypatch)
-    assert any(is_missed(partial(look, one_world, number)) for number in (seed, *SEEDS))
+    assert any(is_detected(partial(run_world, one_world, number)) for number in (seed, *SEEDS))
 
 
-@pytest.mark.parametrize(("ablation", "seed"), STRANGE, ids=name_of)
-def test_if_a_safeguard_is_off_a_strange_parent_suffers(
+@pytest.mark.parametrize(("ablation", "seed"), FOREIGN, ids=name_of)
+def test_foreign_parent_detects_a_disabled_safeguard(
     ablation: Ablation, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ablation(monkeypatch)
-    assert any(is_missed(partial(look, strange_world, number)) for number in (seed, *SEEDS))
+    assert any(is_detected(partial(run_world, foreign_world, number)) for number in (seed, *SEEDS))
 
 
-def look(world: Callable[[SimLoop], Coroutine[Any, Any, FleetWorld]], seed: int) -> None:
+def run_world(world: Callable[[SimLoop], Coroutine[Any, Any, FleetWorld]], seed: int) -> None:
     simulate(seed, world)

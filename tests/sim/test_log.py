@@ -1,4 +1,4 @@
-"""The log under hundreds of seeds: crashes, cuts and sleepy readers, and one state at the end."""
+"""The log under many seeds: crashes, cuts and slow readers, and one state at the end."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ SETTLE_S = 300.0  # Virtual seconds; the longest back-off and stall are well ins
 
 
 class Writer:
-    """Stands in for runs: changes messages and sessions as the dice fall."""
+    """Changes messages and sessions at random, in place of runs."""
 
     def __init__(self, server: SimServer) -> None:
         self.server = server
@@ -112,7 +112,7 @@ async def chaos(server: SimServer, clients: list[SimClient]) -> None:
         if roll < 0.2:
             for client in clients:
                 client.cut()
-                # What a client saw survives: nothing was told before it was committed.
+                # Received events survive: nothing is published before its commit.
                 seen = int(client.mirror.cursor.rpartition(".")[2] or 0)
                 assert seen <= server.last_seq()
             server.crash.set()
@@ -178,7 +178,7 @@ async def agree(server: SimServer, clients: list[SimClient]) -> None:
 
 
 def check_drafts(server: SimServer) -> None:
-    """Nothing is open in the store that nobody can still finish, and the other way round."""
+    """Check that the open messages in the store are exactly the open drafts."""
     assert server.workspace is not None
     rows = server.file.connection.execute(QUERIES["open_messages"])
     drafts = {message_id for message_id, _ in server.workspace.messages.open_ids()}
@@ -197,14 +197,14 @@ def check_order(clients: list[SimClient]) -> None:
 
 @contract("EXC-13", "INV-65", "INV-66", "INV-62", "INV-64")
 @pytest.mark.parametrize("seed", range(SEEDS_MAX))
-def test_whoever_was_cut_off_ends_in_the_state_of_whoever_was_not(
+def test_reconnected_clients_end_in_the_stored_state(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "PAGE", 3)  # So that a short history takes several pages.
     simulate(seed, one_world)
 
 
-# --- ablation: each safeguard, switched off, must be missed
+# --- ablations: each disabled safeguard must be detected
 
 
 def fails_somewhere(seeds: range = range(40)) -> bool:
@@ -216,7 +216,7 @@ def fails_somewhere(seeds: range = range(40)) -> bool:
     return False
 
 
-def test_without_the_replay_cursor_the_simulation_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_detects_a_missing_replay_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin_at_now(*_: object, **__: object) -> StartFresh:
         return StartFresh()
 
@@ -224,27 +224,27 @@ def test_without_the_replay_cursor_the_simulation_notices(monkeypatch: pytest.Mo
     assert fails_somewhere()
 
 
-def test_if_deltas_do_not_wait_for_their_message_the_simulation_notices(
+def test_simulation_detects_deltas_sent_before_their_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Draft, "unsettled", property(lambda _: False))
+    monkeypatch.setattr(Draft, "is_pending", property(lambda _: False))
     assert fails_somewhere()
 
 
-def test_if_an_earlier_success_hides_a_later_failure_the_simulation_notices(
+def test_simulation_detects_a_hidden_later_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settle = Messages._settle  # pyright: ignore[reportPrivateUsage]
+    after_write = Messages._after_write  # pyright: ignore[reportPrivateUsage]
 
     def forgetful(self: Messages, draft: Draft) -> None:
         draft.last_failed = 0
-        settle(self, draft)
+        after_write(self, draft)
 
-    monkeypatch.setattr(Messages, "_settle", forgetful)
+    monkeypatch.setattr(Messages, "_after_write", forgetful)
     assert fails_somewhere(range(300))
 
 
-def test_without_snapshots_on_attach_the_simulation_notices(
+def test_simulation_detects_missing_snapshots_on_attach(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def none_open(_: Messages) -> tuple[()]:

@@ -1,4 +1,4 @@
-"""Workspaces, claims and timers under hundreds of seeds: born once, closed once, in time."""
+"""Workspaces, claims and timers under many seeds: opened once, closed once, in time."""
 
 import asyncio
 import contextlib
@@ -24,11 +24,11 @@ from culm.store.store import open_memory_store
 from culm.wire.workspaces import CreateWorkspace
 from culm.workspace import claims
 from culm.workspace import workspace as workspace_module
-from culm.workspace.about import WorkspaceInfo
 from culm.workspace.registry import Registry, open_registry
+from culm.workspace.roots import WorkspaceInfo
 from culm.workspace.workspace import LiveWorkspace, open_workspace
 from tests.sim.loop import SEEDS_MAX, SimClock, SimLoop, simulate
-from tests.support import NO_EQUIPMENT, contract, fixed_origins
+from tests.support import NO_SERVICES, contract, fixed_origins
 
 PATHS = ("/simulated/a", "/simulated/b")
 STEPS = 60
@@ -37,7 +37,7 @@ SETTINGS = Settings(create_grace_s=3.0, detach_grace_s=1.0, linger_s=2.0)
 
 @dataclass
 class Opener:
-    """Opens workspaces on memory files, and watches that each file has one owner at a time."""
+    """Opens workspaces on memory files and checks that each file has one owner at a time."""
 
     loop: SimLoop
     files: dict[Path, MemoryFile] = field(default_factory=dict[Path, MemoryFile])
@@ -63,7 +63,7 @@ class Opener:
             async with (
                 open_memory_store(self.files[about.path], clock, ids) as store,
                 open_workspace(
-                    about, store, fixed_origins(), NO_EQUIPMENT, clock, ids, SETTINGS
+                    about, store, fixed_origins(), NO_SERVICES, clock, ids, SETTINGS
                 ) as workspace,
             ):
                 yield workspace
@@ -74,14 +74,14 @@ class Opener:
 
 
 class Visitor:
-    """A client that does what the dice say, and knows what it is owed."""
+    """A client with random operations that checks its claims."""
 
     def __init__(self, registry: Registry, loop: SimLoop, client_id: ClientId) -> None:
         self.registry = registry
         self.loop = loop
         self.id = client_id
         self.streams: list[tuple[LiveWorkspace, int]] = []
-        self.void: set[tuple[LiveWorkspace, int]] = set()  # Streams from before it retired.
+        self.void: set[tuple[LiveWorkspace, int]] = set()  # Streams opened before it retired.
         self.runs: dict[LiveWorkspace, int] = {}
 
     async def run(self) -> None:
@@ -124,7 +124,7 @@ class Visitor:
         assert str(workspace.about.path) == path
 
     def _open_stream(self) -> None:
-        """INV-14: it succeeds and the workspace lives, or it is not found."""
+        """INV-14: opening succeeds on a live workspace, or the workspace is not found."""
         for workspace in self.registry.list():
             try:
                 birth = workspace.open_stream(self.id)
@@ -146,7 +146,7 @@ class Visitor:
             if (workspace, birth) not in self.void:
                 assert not workspace.closing, "closed under an open stream"
                 claim = workspace.claims.by_client[self.id]
-                assert (claim.birth, claim.hold) == (birth, None)
+                assert (claim.claim_id, claim.hold) == (birth, None)
                 assert claim.streams > 0
 
 
@@ -170,7 +170,7 @@ async def live_through(loop: SimLoop, opener: Opener) -> None:
             for visitor in visitors:
                 tasks.create_task(visitor.run())
         assert len(left) <= 1
-        # Everybody is gone: graces, linger and teardown, and then the server leaves. Once.
+        # All clients are gone: after graces, linger and teardown the server leaves once.
         await asyncio.sleep(30)
         assert len(left) == 1, "the server stays although nobody needs it"
         assert not opener.open_now
@@ -183,7 +183,7 @@ async def live_through(loop: SimLoop, opener: Opener) -> None:
 
 @contract("INV-5", "INV-9", "INV-10", "INV-13", "INV-14", "INV-20", "INV-23", "INV-24", "INV-25")
 @pytest.mark.parametrize("seed", range(SEEDS_MAX))
-def test_a_workspace_lives_exactly_as_long_as_somebody_needs_it(seed: int) -> None:
+def test_workspace_lives_exactly_as_long_as_it_is_needed(seed: int) -> None:
     simulate(seed, one_world)
 
 
@@ -199,7 +199,7 @@ def fails_somewhere() -> bool:
     return False
 
 
-def test_if_an_old_timer_counts_the_simulation_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_detects_an_old_timer_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     original = claims.on_claim
 
     def careless(

@@ -1,4 +1,4 @@
-"""Runs under thousands of seeds: prompts, cancels, faults and crashes, and one truthful record."""
+"""Runs under many seeds: prompts, cancels, faults and crashes, and one consistent record."""
 
 import asyncio
 import contextlib
@@ -10,15 +10,15 @@ from culm.ids import Ids
 from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SEEDS_MAX, SimLoop, simulate
 from tests.sim.runs_actors import SESSIONS, Client, Observer, trouble
-from tests.sim.runs_checks import check_all, log_is_told_in_order
+from tests.sim.runs_checks import check_all, log_arrives_in_order
 from tests.sim.runs_disk import number_tasks
 from tests.sim.runs_outside import World
 from tests.sim.runs_world import Gone, RunServer
-from tests.store.mirrored import Mirrored
+from tests.store.log_mirror import LogMirror
 from tests.support import contract
 
 CLIENTS = 3
-OPERATIONS = 10  # Of each.
+OPERATIONS = 10  # Per client.
 SETTLE_S = 20_000.0  # Virtual; retries, stalls and slow tools are well inside.
 BATCH = 20
 
@@ -44,23 +44,23 @@ async def live_through(server: RunServer) -> None:
             await begin(server)
         while not all(observer.loaded for observer in observers):
             await asyncio.sleep(0.01)
-        worries = tasks.create_task(trouble(server, observers))
+        faults = tasks.create_task(trouble(server, observers))
         async with asyncio.TaskGroup() as clients:
             for _ in range(CLIENTS):
                 clients.create_task(Client(server, OPERATIONS).run())
-        worries.cancel()
-        await settle(server, observers)
+        faults.cancel()
+        await wait_until_settled(server, observers)
         assert not world.problems, world.problems
         check_all(server, observers)
-        log_is_told_in_order(observers)
+        log_arrives_in_order(observers)
         await start_once_more(server)
         for task in background:
             task.cancel()
 
 
 async def check_log(server: RunServer) -> None:
-    """Look behind a commit now and then, until cancelled."""
-    mirrored = Mirrored()
+    """Check the log after random commits, until cancelled."""
+    mirrored = LogMirror()
     while True:
         await server.file.after(server.loop.random.randint(1, 5), timeout_s=60.0)
         server.world.problems += mirrored.check(server.file.connection)
@@ -76,8 +76,8 @@ async def begin(server: RunServer) -> None:
     await server.request(serve)
 
 
-async def settle(server: RunServer, observers: list[Observer]) -> None:
-    """No more faults: everything that can end, ends, and persons decide about what is held."""
+async def wait_until_settled(server: RunServer, observers: list[Observer]) -> None:
+    """Stop all faults, wait until every run ends, and decide about held runs."""
     world, file = server.world, server.file
     world.faulty = world.stubborn = False
     file.is_full = file.is_busy = False
@@ -85,17 +85,17 @@ async def settle(server: RunServer, observers: list[Observer]) -> None:
     file.bad.clear()
     for observer in observers:
         observer.sleepy = observer.away_s = 0.0
-    await quiet(server)
+    await wait_until_idle(server)
     person = Client(server, 0)
     for _ in range(3):
         await server.up.wait()
         with contextlib.suppress(Gone, AppError):
             await (person.start() if server.loop.random.random() < 0.5 else person.drop())
-    await quiet(server)
+    await wait_until_idle(server)
     await asyncio.sleep(200)  # Titles, and observers that were cut off.
 
 
-async def quiet(server: RunServer) -> None:
+async def wait_until_idle(server: RunServer) -> None:
     deadline_s = server.loop.time() + SETTLE_S
     while server.loop.time() < deadline_s and not server.world.problems:
         await asyncio.sleep(3)
@@ -105,14 +105,14 @@ async def quiet(server: RunServer) -> None:
 
 
 async def start_once_more(server: RunServer) -> None:
-    """A start that finds everything in order changes nothing and tells nothing."""
+    """Check that a start on a settled store publishes nothing."""
     before = server.last_seq()
     server.outage_s = 1.0
     server.kill()
     await asyncio.sleep(1)
     await server.up.wait()
     await asyncio.sleep(5)
-    assert server.last_seq() == before, "a start on a settled store told something"
+    assert server.last_seq() == before, "a start on a settled store published something"
 
 
 @contract("INV-29", "INV-32", "INV-34", "INV-35", "INV-36", "INV-37", "INV-39", "INV-40", "INV-41")
@@ -120,6 +120,6 @@ async def start_once_more(server: RunServer) -> None:
 @contract("INV-57", "INV-58", "INV-82", "EXC-1", "EXC-3", "EXC-8", "EXC-9", "EXC-10", "EXC-11")
 @contract("EXC-12", "EXC-16", "EXC-18", "EXC-20", "EXC-25")
 @pytest.mark.parametrize("first", range(0, SEEDS_MAX, BATCH))
-def test_every_run_ends_once_and_its_record_is_true(first: int) -> None:
+def test_every_run_ends_once_with_a_consistent_record(first: int) -> None:
     for seed in range(first, min(first + BATCH, SEEDS_MAX)):
         simulate(seed, one_world)

@@ -1,4 +1,4 @@
-"""Each safeguard of runs, switched off: the simulation must miss it."""
+"""Each safeguard of runs, switched off: the simulation must detect it."""
 
 import asyncio
 from collections import defaultdict
@@ -16,8 +16,8 @@ from culm.run.live_run import LiveRun
 from culm.run.runs import Runs
 from culm.store import runs as store_runs
 from culm.store.base import Tx, Unit
-from culm.store.calls import KnownCall
 from culm.store.messages import CapturedMessage, capture
+from culm.store.runs import KnownCall
 from culm.store.sql import QUERIES
 from culm.tools.base import CallRequest
 from culm.wire.endings import Ending
@@ -41,18 +41,18 @@ SEEDS = range(120)
 fate_after_crash = rules.fate_after_crash
 
 
-def is_missed(world: Callable[[], None]) -> bool:
+def is_detected(world: Callable[[], None]) -> bool:
     try:
         world()
     except AssertionError:
         return True
     except BaseExceptionGroup as exc:
-        # What was switched off must be missed; an ablation that does not fit proves nothing.
+        # The disabled safeguard must cause the failure; a broken ablation proves nothing.
         return exc.subgroup((TypeError, AttributeError, NameError, LookupError)) is None
     return False
 
 
-# --- what is switched off
+# --- ablations
 
 
 def recovery_does_not_look_at_cancels(patch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def recovery_does_not_look_at_cancels(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "fate_after_crash", careless)
 
 
-def recovery_goes_on_with_what_ran(patch: pytest.MonkeyPatch) -> None:
+def recovery_resumes_active_runs(patch: pytest.MonkeyPatch) -> None:
     def careless(run: rules.CrashedRun) -> object:
         return fate_after_crash(run._replace(state="accepted"))
 
@@ -95,7 +95,7 @@ def a_cancel_covers_the_session_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(QUERIES, "is_cancelled", careless)
 
 
-def a_cancel_spares_what_stops_anyway(patch: pytest.MonkeyPatch) -> None:
+def cancel_skips_stopping_runs(patch: pytest.MonkeyPatch) -> None:
     def careless(run: LiveRun) -> bool:
         return run.stop is None
 
@@ -130,14 +130,14 @@ def prompts_are_answered_before_they_are_stored(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Runs, "accept", hasty)
 
 
-def calls_start_before_that_is_stored(patch: pytest.MonkeyPatch) -> None:
+def calls_start_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
     async def hasty(self: TurnJournal, call: CallRequest) -> None:
         self._calls.started.add(call.id)  # pyright: ignore[reportPrivateUsage]
 
     patch.setattr(TurnJournal, "start_call", hasty)
 
 
-def the_model_is_asked_before_that_is_stored(patch: pytest.MonkeyPatch) -> None:
+def model_is_asked_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
     begin_step = TurnJournal.begin_step
 
     async def hasty(self: TurnJournal) -> list[Message]:
@@ -156,36 +156,36 @@ def an_end_is_tried_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(journal, "pause", give_up)
 
 
-def an_end_does_not_wait_for_what_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
+def end_does_not_wait_for_pending_writes(patch: pytest.MonkeyPatch) -> None:
     def untracked(_: TurnJournal, write: asyncio.Future[None]) -> asyncio.Future[None]:
         return write
 
     patch.setattr(TurnJournal, "_track", untracked)
 
 
-def an_end_is_not_told(patch: pytest.MonkeyPatch) -> None:
-    tell = store_runs._publish  # pyright: ignore[reportPrivateUsage]
+def end_is_not_published(patch: pytest.MonkeyPatch) -> None:
+    publish = store_runs._publish  # pyright: ignore[reportPrivateUsage]
 
     def silent(tx: Tx, type_: str, *about: Any) -> None:  # noqa: ANN401
         if type_ != "run_complete":
-            tell(tx, type_, *about)
+            publish(tx, type_, *about)
 
-    patch.setattr(store_runs, "_tell", silent)
+    patch.setattr(store_runs, "_publish", silent)
 
 
-def what_has_ended_ends_again(patch: pytest.MonkeyPatch) -> None:
+def ended_run_ends_again(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(QUERIES, "end_run", QUERIES["end_run"].replace("AND state <> 'ended'", ""))
-    an_end_leaves_rows_whatever_ended_it(patch)
+    end_writes_rows_of_an_ended_run(patch)
 
 
-def an_end_leaves_rows_whatever_ended_it(patch: pytest.MonkeyPatch) -> None:
+def end_writes_rows_of_an_ended_run(patch: pytest.MonkeyPatch) -> None:
     def always(_: RunId, unit: Unit) -> Unit:
         return unit
 
     patch.setattr(journal, "unless_ended", always)
 
 
-def an_end_is_told_before_it_is_known_here(patch: pytest.MonkeyPatch) -> None:
+def end_is_published_before_it_is_applied(patch: pytest.MonkeyPatch) -> None:
     ended = Runs._ended  # pyright: ignore[reportPrivateUsage]
 
     def late(self: Runs, run: LiveRun, ending: Ending) -> None:
@@ -208,7 +208,7 @@ def a_run_joins_itself(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Runs, "joining", all_of)
 
 
-def those_who_joined_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+def folded_runs_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(QUERIES, "folded_runs", QUERIES["folded_runs"] + " LIMIT 0")
 
 
@@ -231,7 +231,7 @@ def a_stubborn_tool_keeps_its_turn_going(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TurnJournal, "_check_going", do_nothing)
 
 
-def a_turn_that_was_given_up_goes_on(patch: pytest.MonkeyPatch) -> None:
+def abandoned_turn_continues(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TurnJournal, "_check_going", do_nothing)
     patch.setattr(TurnJournal, "_check_open", do_nothing)
 
@@ -245,17 +245,17 @@ def usage_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(QUERIES, "count_on_run", twice)
 
 
-def a_held_run_is_released_whatever_became_of_it(patch: pytest.MonkeyPatch) -> None:
+def any_run_can_be_released(patch: pytest.MonkeyPatch) -> None:
     careless = QUERIES["release_run"].replace("AND state = 'held'", "")
     patch.setitem(QUERIES, "release_run", careless)
     patch.setattr(store_runs, "_check_held", do_nothing)
 
 
-def closing_starts_what_waits(patch: pytest.MonkeyPatch) -> None:
+def closing_starts_queued_runs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Runs, "_closing", property(lambda _: False, do_nothing), raising=False)
 
 
-def recovery_does_not_say_whose_turn_it_writes_in(patch: pytest.MonkeyPatch) -> None:
+def recovery_writes_without_a_run_id(patch: pytest.MonkeyPatch) -> None:
     def nameless(message: Message) -> CapturedMessage:
         message.run_id = ""
         return capture(message)
@@ -269,40 +269,40 @@ def do_nothing(*_: object) -> None:
 
 Ablation = Callable[[pytest.MonkeyPatch], None]
 
-# Each with a world that shows it; should that change, others are tried.
+# Each with a seed that detects it; if that changes, other seeds are tried.
 DRAWN: tuple[tuple[Ablation, int], ...] = (
-    (recovery_goes_on_with_what_ran, 0),
+    (recovery_resumes_active_runs, 0),
     (recovery_leaves_calls_without_results, 8),
-    (recovery_does_not_say_whose_turn_it_writes_in, 14),
+    (recovery_writes_without_a_run_id, 14),
     (a_long_absence_does_not_matter, 5),
     (a_cancel_is_not_written, 9),
     (a_cancel_covers_the_session_for_ever, 1),
     (a_cancel_does_not_reach_the_turn, 1),
     (a_cancel_is_written_again_and_again, 10),
     (prompts_are_answered_before_they_are_stored, 0),
-    (calls_start_before_that_is_stored, 1),
-    (the_model_is_asked_before_that_is_stored, 0),
+    (calls_start_before_it_is_stored, 1),
+    (model_is_asked_before_it_is_stored, 0),
     (an_end_is_tried_once, 11),
-    (an_end_does_not_wait_for_what_is_on_its_way, 6),
-    (an_end_is_not_told, 0),
-    (what_has_ended_ends_again, 10),
-    (an_end_is_told_before_it_is_known_here, 0),
+    (end_does_not_wait_for_pending_writes, 6),
+    (end_is_not_published, 0),
+    (ended_run_ends_again, 10),
+    (end_is_published_before_it_is_applied, 0),
     (given_ids_are_folded, 2),
     (a_run_joins_itself, 0),
-    (those_who_joined_are_forgotten, 1),
+    (folded_runs_are_forgotten, 1),
     (the_last_comes_first, 4),
     (two_turns_at_once, 3),
     (nothing_is_counted, 0),
     (usage_is_counted_twice, 0),
-    (closing_starts_what_waits, 3),
+    (closing_starts_queued_runs, 3),
 )
-# Too rare to be drawn in a hundred worlds.
+# Too rare for a hundred random worlds.
 ENUMERATED: tuple[tuple[Ablation, Script, Faults], ...] = (
     (recovery_does_not_look_at_cancels, a_cancel_before_the_start, crashes),
-    (a_cancel_spares_what_stops_anyway, a_turn, full_disks),
+    (cancel_skips_stopping_runs, a_turn, full_disks),
     (a_stubborn_tool_keeps_its_turn_going, a_cancel_during_a_stubborn_call, crashes),
-    (a_turn_that_was_given_up_goes_on, a_cancel_during_a_deaf_call, crashes),
-    (a_held_run_is_released_whatever_became_of_it, a_turn, long_crashes),
+    (abandoned_turn_continues, a_cancel_during_a_deaf_call, crashes),
+    (any_run_can_be_released, a_turn, long_crashes),
 )
 
 
@@ -311,19 +311,19 @@ def name_of(value: object) -> str:
 
 
 @pytest.mark.parametrize(("ablation", "seed"), DRAWN, ids=name_of)
-def test_if_a_safeguard_is_off_the_simulation_notices(
+def test_simulation_detects_a_disabled_safeguard(
     ablation: Ablation, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ablation(monkeypatch)
-    assert any(is_missed(partial(simulate, n, one_world)) for n in (seed, *SEEDS))
+    assert any(is_detected(partial(simulate, n, one_world)) for n in (seed, *SEEDS))
 
 
 @pytest.mark.parametrize(("ablation", "script", "faults"), ENUMERATED, ids=name_of)
-def test_if_a_safeguard_is_off_some_commit_shows_it(
+def test_enumerated_faults_detect_a_disabled_safeguard(
     ablation: Ablation,
     script: Script,
     faults: Faults,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ablation(monkeypatch)
-    assert is_missed(partial(survives, script, faults))
+    assert is_detected(partial(survives, script, faults))

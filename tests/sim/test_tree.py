@@ -1,7 +1,7 @@
 """Agents under many seeds: a server, its workers, mailboxes and clients, with all their faults.
 
-No letter is lost or admitted twice, no ask is approved by nobody, no budget is exceeded by more
-than a call for each who works, every cost is counted once, and a cancelled tree is empty.
+No letter is lost or admitted twice, no ask is approved without a person, no budget is exceeded by
+more than one call per worker, every cost is counted once, and a cancelled tree is empty.
 """
 
 import asyncio
@@ -22,36 +22,38 @@ from tests.support import contract
 TREES = max(1, SEEDS_MAX // 4)  # They are large.
 BATCH = 5
 CLIENTS = 3
-OPERATIONS = 10  # Of each.
+OPERATIONS = 10  # Per client.
 SESSIONS = 2
 SETTLE_S = 5_000.0
 LEAVE_S = 100.0
-# A killed server that is buried has workers to end, and nobody is there to do it.
-NO_WARNING = pytest.mark.filterwarnings("ignore:coroutine 'Roster._end' was never:RuntimeWarning")
+# A killed server still has workers to end when it is disposed of.
+NO_WARNING = pytest.mark.filterwarnings(
+    "ignore:coroutine 'WorkerRoster._end' was never:RuntimeWarning"
+)
 
 
 async def one_world(loop: SimLoop) -> TreeWorld:
     world = TreeWorld(loop)
-    missed: Exception | None = None
+    failure: Exception | None = None
     with contextlib.closing(world):
         async with world.tasks:
             try:
                 await live_through(world)
-            except Exception as exc:  # boundary: first all that is left must be buried
-                missed = exc
-            await bury(world)
-    if missed is not None:
-        raise missed
+            except Exception as exc:  # boundary: first the remaining processes are disposed of
+                failure = exc
+            await dispose(world)
+    if failure is not None:
+        raise failure
     return world
 
 
-async def bury(world: TreeWorld) -> None:
-    """Of what is left of anybody nothing goes on; some are told more than once."""
+async def dispose(world: TreeWorld) -> None:
+    """Unwind the remaining tasks of all processes; some need several cancels."""
     for process in world.processes:
         process.end()
     while any(not task.done() for process in world.processes for task in process.tasks):
         for process in world.processes:
-            process.bury()
+            process.dispose()
         await asyncio.sleep(1)
 
 
@@ -61,15 +63,15 @@ async def live_through(world: TreeWorld) -> None:
         background = [tasks.create_task(server.run()), tasks.create_task(check_always(world))]
         for _ in range(SESSIONS):
             await begin(server)
-        worries = tasks.create_task(trouble(server))
+        faults = tasks.create_task(trouble(server))
         if not world.faulty:
-            worries.cancel()
+            faults.cancel()
         async with asyncio.TaskGroup() as clients:
             for _ in range(CLIENTS):
                 clients.create_task(Client(server, OPERATIONS).run())
-        worries.cancel()
+        faults.cancel()
         background.append(tasks.create_task(answer_all(server)))
-        await settle(server)
+        await wait_until_settled(server)
         for task in background:
             task.cancel()
     check_tree(server)
@@ -85,15 +87,15 @@ async def begin(server: TreeServer) -> None:
     await server.request(serve)
 
 
-async def settle(server: TreeServer) -> None:
-    """No more faults: everything that can end, ends."""
+async def wait_until_settled(server: TreeServer) -> None:
+    """Stop all faults and wait until every run ends."""
     world, file = server.world, server.world.file
     world.faulty = False
     file.is_full = file.is_busy = False
     file.die = None
     file.bad.clear()
     for process in world.processes:
-        process.go_on()
+        process.resume()
     deadline_s = world.loop.time() + SETTLE_S
     while not world.problems:
         live = (await server.until_up()).live_runs()
@@ -108,7 +110,7 @@ async def settle(server: TreeServer) -> None:
 
 
 async def leave(server: TreeServer) -> None:
-    """With the last server goes all that it had."""
+    """Stop the last server and check that no process is left."""
     server.life.stop()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LEAVE_S):
@@ -122,16 +124,16 @@ async def leave(server: TreeServer) -> None:
 @contract("FLEET-64", "FLEET-71", "FLEET-76", "FLEET-P8", "EXC-22")
 @NO_WARNING
 @pytest.mark.parametrize("first", range(0, TREES, BATCH))
-def test_a_tree_of_agents_is_truthful_paid_for_and_empty_after_a_cancel(first: int) -> None:
+def test_agent_tree_loses_nothing_and_is_empty_after_a_cancel(first: int) -> None:
     try:
         for seed in range(first, min(first + BATCH, TREES)):
             simulate(seed, one_world)
     finally:
-        gc.collect()  # What is left of killed servers, before others look at warnings.
+        gc.collect()  # Collect killed servers now, so that their warnings do not reach other tests.
 
 
 @NO_WARNING
-def test_a_seed_repeats_itself_to_the_last_frame() -> None:
+def test_seed_reproduces_the_same_trace() -> None:
     try:
         worlds = [simulate(0, one_world) for _ in range(2)]
         assert worlds[0].trace == worlds[1].trace

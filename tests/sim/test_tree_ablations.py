@@ -1,4 +1,4 @@
-"""Each safeguard of agents, switched off: the simulation must miss it."""
+"""Each safeguard of agents, switched off: the simulation must detect it."""
 
 import asyncio
 import gc
@@ -19,12 +19,11 @@ from culm.run.runs import Runs
 from culm.store import runs as store_runs
 from culm.store import sessions as store_sessions
 from culm.store.base import Tx
-from culm.subagents import mail_room as mail
-from culm.subagents import worker_turn as holding
+from culm.subagents import mail_room, worker_turn
 from culm.subagents.mail_room import MailRoom
 from culm.subagents.replay import WorkerReplay
 from tests.sim.loop import simulate
-from tests.sim.test_runs_ablations import Ablation, do_nothing, is_missed, name_of
+from tests.sim.test_runs_ablations import Ablation, do_nothing, is_detected, name_of
 from tests.sim.test_tree import NO_WARNING, TREES, one_world
 
 SEEDS = range(TREES)
@@ -32,14 +31,14 @@ NUMBERS = count()
 fate_after_crash = rules.fate_after_crash
 
 
-# --- who works for whom
+# --- parents and sub-agents
 
 
 def nobody_is_orphaned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Runs, "orphan", do_nothing)
 
 
-def a_cancel_covers_nobody_below(patch: pytest.MonkeyPatch) -> None:
+def cancel_skips_sub_agents(patch: pytest.MonkeyPatch) -> None:
     def only(named: Iterable[LiveRun], live: Iterable[LiveRun]) -> list[LiveRun]:
         return list(named)
 
@@ -50,32 +49,32 @@ def a_cancel_covers_nobody_below(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runs, "below_session", nobody)
 
 
-def a_worker_is_left_alone_when_its_run_is_stopped(patch: pytest.MonkeyPatch) -> None:
+def stopped_run_leaves_its_worker(patch: pytest.MonkeyPatch) -> None:
     async def wait_for_nothing(*_: object) -> None:
         pass
 
     patch.setattr(WorkerRoster, "end", wait_for_nothing)
 
 
-def what_was_waited_for_is_begun_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:
+def awaited_run_is_restarted_after_a_crash(patch: pytest.MonkeyPatch) -> None:
     def careless(run: rules.CrashedRun) -> object:
         return fate_after_crash(run._replace(state="accepted", is_waited_for=False))
 
     patch.setattr(recovery, "fate_after_crash", careless)
 
 
-def an_end_is_not_the_agents(patch: pytest.MonkeyPatch) -> None:
+def end_does_not_end_the_agent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(store_runs, "end_agent", do_nothing)
 
 
-# --- what people are asked
+# --- asks
 
 
 def asks_outlive_their_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(store_runs, "close_asks_of_run", do_nothing)
 
 
-def an_answer_is_a_yes(patch: pytest.MonkeyPatch) -> None:
+def every_answer_approves(patch: pytest.MonkeyPatch) -> None:
     allow_agent = PermissionGate.allow_agent
 
     async def careless(self: PermissionGate, *args: Any, **kwargs: Any) -> bool:  # noqa: ANN401
@@ -85,24 +84,24 @@ def an_answer_is_a_yes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PermissionGate, "allow_agent", careless)
 
 
-# --- what it costs
+# --- budgets
 
 
-def nothing_is_set_aside(patch: pytest.MonkeyPatch) -> None:
+def nothing_is_reserved(patch: pytest.MonkeyPatch) -> None:
     async def careless(self: Account, estimate: UsageEstimate) -> str:
         return "anything"
 
     patch.setattr(Account, "reserve", careless)
 
 
-def only_the_own_budget_counts(patch: pytest.MonkeyPatch) -> None:
+def parent_budgets_are_ignored(patch: pytest.MonkeyPatch) -> None:
     def alone(self: Account) -> list[Account]:
         return [self]
 
-    patch.setattr(Account, "_way_up", alone)
+    patch.setattr(Account, "_up_to_root", alone)
 
 
-def what_was_cut_off_costs_nothing(patch: pytest.MonkeyPatch) -> None:
+def interrupted_answer_costs_nothing(patch: pytest.MonkeyPatch) -> None:
     class Forgetful(WorkerReplay):
         def count(self) -> None:
             if self.ending is not None or self._calls_are_coming:
@@ -110,12 +109,12 @@ def what_was_cut_off_costs_nothing(patch: pytest.MonkeyPatch) -> None:
 
         _calls_are_coming = False
 
-        async def _know_calls(self, message: Any) -> None:  # noqa: ANN401
+        async def _record_calls(self, message: Any) -> None:  # noqa: ANN401
             self._calls_are_coming = True
-            await super()._know_calls(message)
+            await super()._record_calls(message)
             self._calls_are_coming = False
 
-    patch.setattr(holding, "Replay", Forgetful)
+    patch.setattr(worker_turn, "WorkerReplay", Forgetful)
 
 
 def costs_are_not_rolled_up(patch: pytest.MonkeyPatch) -> None:
@@ -138,50 +137,50 @@ def a_letter_is_acknowledged_before_it_is_read(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(MailRoom, "_accept", hasty)
 
 
-def a_letter_is_brought_as_often_as_it_is_found(patch: pytest.MonkeyPatch) -> None:
+def letter_is_admitted_repeatedly(patch: pytest.MonkeyPatch) -> None:
     def another(letter_id: str) -> str:
         return f"{letter_id}-{next(NUMBERS)}"
 
-    patch.setattr(mail, "RunId", another)
+    patch.setattr(mail_room, "RunId", another)
 
 
-def a_letter_that_nobody_reads_has_no_receipt(patch: pytest.MonkeyPatch) -> None:
+def unread_letter_has_no_receipt(patch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object, **__: object) -> Callable[[Tx], bool]:
         return lambda tx: True
 
-    patch.setattr(mail, "close_letter", nothing)
+    patch.setattr(mail_room, "close_letter", nothing)
 
 
-# Each with a world that shows it; should that change, others are tried.
+# Each with a seed that detects it; if that changes, other seeds are tried.
 DRAWN: tuple[tuple[Ablation, int], ...] = (
     (nobody_is_orphaned, 52),
-    (a_cancel_covers_nobody_below, 15),
-    (a_worker_is_left_alone_when_its_run_is_stopped, 1),
-    (what_was_waited_for_is_begun_again_after_a_crash, 0),
-    (an_end_is_not_the_agents, 1),
+    (cancel_skips_sub_agents, 15),
+    (stopped_run_leaves_its_worker, 1),
+    (awaited_run_is_restarted_after_a_crash, 0),
+    (end_does_not_end_the_agent, 1),
     (asks_outlive_their_run, 0),
-    (an_answer_is_a_yes, 2),
-    (nothing_is_set_aside, 0),
-    (only_the_own_budget_counts, 5),
-    (what_was_cut_off_costs_nothing, 1),
+    (every_answer_approves, 2),
+    (nothing_is_reserved, 0),
+    (parent_budgets_are_ignored, 5),
+    (interrupted_answer_costs_nothing, 1),
     (costs_are_not_rolled_up, 1),
     (a_letter_is_acknowledged_before_it_is_read, 2),
-    (a_letter_is_brought_as_often_as_it_is_found, 0),
-    (a_letter_that_nobody_reads_has_no_receipt, 6),
+    (letter_is_admitted_repeatedly, 0),
+    (unread_letter_has_no_receipt, 6),
 )
 
 
 @NO_WARNING
 @pytest.mark.parametrize(("ablation", "seed"), DRAWN, ids=name_of)
-def test_if_a_safeguard_is_off_the_simulation_notices(
+def test_simulation_detects_a_disabled_safeguard(
     ablation: Ablation, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ablation(monkeypatch)
     try:
-        assert any(is_missed(partial(look, number)) for number in (seed, *SEEDS))
+        assert any(is_detected(partial(run_world, number)) for number in (seed, *SEEDS))
     finally:
-        gc.collect()  # What is left of killed servers, before others look at warnings.
+        gc.collect()  # Collect killed servers now, so that their warnings do not reach other tests.
 
 
-def look(seed: int) -> None:
+def run_world(seed: int) -> None:
     simulate(seed, one_world)

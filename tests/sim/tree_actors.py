@@ -1,12 +1,12 @@
-"""Who does something to a server with agents: clients, and the bad luck around them."""
+"""Actors of a server with agents: clients and faults."""
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from culm.clock import format_time
 from culm.errors import AppError
-from culm.fleet.times import format_time
 from culm.ids import LetterId, RunId, SessionId
 from culm.mail.letters import Letter, Sender, body_of
 from culm.wire.agent import Prompt
@@ -23,15 +23,15 @@ from culm.wire.runs import Limits
 from culm.workspace.workspace import LiveWorkspace
 from tests.sim.tree_server import Gone, TreeServer
 from tests.sim.tree_workers import TreeWorker
-from tests.sim.tree_world import Given, TreeWorld
+from tests.sim.tree_world import TreeAnswer, TreeWorld
 
 T = TypeVar("T")
 
 PAUSES_S = (0, 0.0003, 0.02, 0.4, 2.0, 5.0)
-# Sessions where something goes on; those of agents that have others more than once.
+# Busy sessions; sessions of parent agents occur more than once.
 BUSY = """SELECT session_id FROM runs WHERE state = 'active' UNION ALL
     SELECT parent_session_id FROM agents WHERE state <> 'ended' AND parent_session_id <> ''"""
-# A session, and all that are below it.
+# A session and its descendants.
 TREE = """WITH RECURSIVE tree (id) AS (
     SELECT ?1 UNION SELECT sessions.id FROM sessions JOIN tree ON parent_id = tree.id
 ) SELECT id FROM tree"""
@@ -43,11 +43,11 @@ LIMITS = (
     Limits(wall_s=10),
     Limits(wall_s=30),
 )
-CANCEL_S = 120.0  # Within this a cancel is settled, whatever the disk does.
+CANCEL_S = 120.0  # A cancel is settled within this time, whatever the disk does.
 
 
 class Client:
-    """Does what the dice say."""
+    """Performs random operations."""
 
     def __init__(self, server: TreeServer, operations: int) -> None:
         self.server = server
@@ -80,7 +80,7 @@ class Client:
         return self.dice.choice(self.world.sessions)
 
     def _some(self, sql: str) -> str:
-        """One of what a query finds; raises `Gone` if that is nothing."""
+        """Pick one result of a query; raises `Gone` if there is none."""
         rows = self.world.rows(sql)
         if not rows:
             raise Gone
@@ -92,13 +92,13 @@ class Client:
     # --- prompts
 
     async def prompt(self) -> None:
-        await self._say(self._session())
+        await self._send_prompt(self._session())
 
     async def steer(self) -> None:
-        """Say something to an agent."""
-        await self._say(self._child())
+        """Send a prompt to the session of an agent."""
+        await self._send_prompt(self._child())
 
-    async def _say(self, session_id: SessionId) -> None:
+    async def _send_prompt(self, session_id: SessionId) -> None:
         dice, token = self.dice, f"p{self.world.number()}."
         given = f"r{token}" if dice.random() < 0.4 else ""
         limits = Limits()
@@ -116,12 +116,14 @@ class Client:
     # --- stopping
 
     async def cancel(self) -> None:
-        """Of a session with all below it; when that is settled, nothing of it goes on."""
+        """Cancel a session tree and check that nothing of it continues."""
         session_id = SessionId(self._some(BUSY))
 
         async def serve(workspace: LiveWorkspace) -> None:
             tree = {row["id"] for row in self.world.rows(TREE, session_id)}
-            covered = workspace.runs.of_session(session_id)  # Also those that are not stored yet.
+            covered = workspace.runs.of_session(
+                session_id
+            )  # Including runs that are not stored yet.
             covered += [run for run in workspace.runs.live() if run.session_id in tree]
             await workspace.agent.cancel(session_id)
             try:
@@ -135,7 +137,7 @@ class Client:
         await self.server.request(serve)
 
     def _check_empty(self, workspace: LiveWorkspace, session_id: str, covered: set[str]) -> None:
-        """No run of a covered one goes on, and no process works for one."""
+        """Check that no run or process works for a cancelled run."""
         if workspace.closing:
             return
         for run in workspace.runs.live():
@@ -167,7 +169,7 @@ class Client:
         ask_id = self._some("SELECT id FROM asks WHERE state = 'open'")
         rows = self.world.rows("SELECT kind, request FROM asks WHERE id = ?", ask_id)
         text = f"a{self.world.number()}"
-        given = Given(self.dice.random() < 0.75, self.world.clock.now_s(), text)
+        given = TreeAnswer(self.dice.random() < 0.75, self.world.clock.now_s(), text)
         self.world.given[ask_id].append(given)
         if rows[0]["kind"] == "question":
             await self._answer_question(decode(rows[0]["request"], QuestionRequest), given)
@@ -175,7 +177,7 @@ class Client:
         body = PermissionGrant(PermissionRef(ask_id), "allow" if given.allows else "deny")
         await self._ask(lambda workspace: workspace.gate.answer(body, "a client"))
 
-    async def _answer_question(self, asked: QuestionRequest, given: Given) -> None:
+    async def _answer_question(self, asked: QuestionRequest, given: TreeAnswer) -> None:
         if not given.allows:
             await self._ask(lambda workspace: workspace.gate.cancel_questions(asked.id, "one"))
             return
@@ -204,7 +206,7 @@ class Client:
         body = StartAgent(f"w{self.world.number()}. do it")
         await self._ask(lambda workspace: workspace.agents.start_agent(body))
 
-    async def say(self) -> None:
+    async def steer_agent(self) -> None:
         agent_id, token = self._agent(), f"p{self.world.number()}."
         await self._ask(lambda workspace: workspace.agents.steer(agent_id, f"{token} and this"))
 
@@ -216,7 +218,7 @@ class Client:
         return self._some("SELECT id FROM agents ORDER BY no DESC LIMIT 6")
 
     async def write(self) -> None:
-        """By the server, or as any program does, with no server running."""
+        """Send a letter through the server, or directly to the mailbox."""
         to = self._session() if self.dice.random() < 0.4 else self._agent()
         kind = self.dice.choice(LETTER_KINDS[:3])
         text = f"l{self.world.number()}. read this"
@@ -236,7 +238,7 @@ class Client:
             expires_at=format_time(now_s + expires_s) if expires_s else None,
         )
         box = self.world.post.make(to)
-        for _ in range(self.dice.choice((1, 1, 2))):  # The same again is the same.
+        for _ in range(self.dice.choice((1, 1, 2))):  # A repeated delivery has no effect.
             box.deliver(letter)
         self.world.letters[letter.id] = to
 
@@ -245,7 +247,7 @@ OPERATIONS: tuple[tuple[float, Callable[[Client], Awaitable[None]]], ...] = (
     (0.24, Client.prompt),
     (0.04, Client.start_agent),
     (0.05, Client.steer),
-    (0.04, Client.say),
+    (0.04, Client.steer_agent),
     (0.25, Client.answer),
     (0.10, Client.cancel),
     (0.03, Client.cancel_agent),
@@ -258,7 +260,7 @@ OPERATIONS: tuple[tuple[float, Callable[[Client], Awaitable[None]]], ...] = (
 
 
 async def answer_all(server: TreeServer) -> None:
-    """Somebody who says yes or no to everything, until cancelled; for some that is too late."""
+    """Answer everything, until cancelled; some answers come too late."""
     person = Client(server, 0)
     await asyncio.sleep(server.world.dice.choice((0, 0, 0, 400)))
     while True:
@@ -267,7 +269,7 @@ async def answer_all(server: TreeServer) -> None:
             await person.answer()
 
 
-# --- bad luck
+# --- faults
 
 
 async def trouble(server: TreeServer) -> None:
@@ -275,7 +277,7 @@ async def trouble(server: TreeServer) -> None:
     world, file = server.world, server.world.file
     dice = world.dice
 
-    def mend() -> None:
+    def repair() -> None:
         file.is_full = file.is_busy = False
 
     while True:
@@ -302,13 +304,13 @@ async def trouble(server: TreeServer) -> None:
             file.bad.update(file.groups + dice.randint(1, 9) for _ in range(3))
         elif roll < 0.9:
             world.store_failed = file.is_full = True
-            world.loop.call_later(dice.choice((0.0001, 0.5, 8.0)), mend)
+            world.loop.call_later(dice.choice((0.0001, 0.5, 8.0)), repair)
         elif roll < 0.95:
             world.store_failed = file.is_busy = True
-            world.loop.call_later(dice.choice((0, 0.0001, 0.3)), mend)
+            world.loop.call_later(dice.choice((0, 0.0001, 0.3)), repair)
 
 
 def _hold(world: TreeWorld, worker: TreeWorker) -> None:
-    """As by SIGSTOP, for a while."""
+    """Stop a worker for a while, as by SIGSTOP."""
     worker.process.stop()
-    world.loop.call_later(world.dice.choice((0.01, 0.5, 4, 70)), worker.process.go_on)
+    world.loop.call_later(world.dice.choice((0.01, 0.5, 4, 70)), worker.process.resume)

@@ -1,6 +1,6 @@
-"""What must hold of agents: at every commit, and when the dust has settled.
+"""Invariants of agents: at every commit, and at the end of a world.
 
-`TreeWorld` has what happened outside; what is stored is compared with that.
+`TreeWorld` records what happened outside; the stored rows are compared with it.
 """
 
 from collections import Counter, defaultdict
@@ -17,11 +17,11 @@ from culm.wire.messages import FinishPart, Message, ToolCallPart, ToolResultPart
 from culm.wire.runs import Limits
 from tests.sim.tree_server import BOUNDS, DEPTH_MAX, TreeServer
 from tests.sim.tree_world import Asked, TreeWorld
-from tests.store.mirrored import Mirrored
+from tests.store.log_mirror import LogMirror
 
 # --- at any moment
 
-# What no commit leaves behind, each with a query that finds it.
+# Invalid states, each with a query that finds it.
 NEVER: dict[str, str] = {
     "an agent works without a run": """SELECT id, run_id FROM agents WHERE state = 'running'
         AND NOT EXISTS (SELECT 1 FROM runs WHERE id = agents.run_id AND state = 'active')""",
@@ -44,28 +44,28 @@ NEVER: dict[str, str] = {
 ORPHANS = """SELECT child.id, child.state, parent.id, parent.outcome FROM runs child
     JOIN runs parent ON parent.id = child.parent_run_id
     WHERE child.detached = 0 AND parent.state = 'ended'
-    AND child.state NOT IN ('ended', 'folded')"""  # Who shares another's turn goes on with it.
+    AND child.state NOT IN ('ended', 'folded')"""  # A folded run continues with its host.
 
 DERIVED = """SELECT id, depth, path, children, cost, tokens FROM agents
     UNION ALL SELECT id, 0, '', tree_steps, tree_cost, tree_tokens FROM runs"""
 
 
 async def check_always(world: TreeWorld) -> None:
-    """Look behind a commit now and then, until cancelled."""
-    mirrored = Mirrored()
+    """Check the store after random commits, until cancelled."""
+    mirrored = LogMirror()
     while True:
         await world.file.after(world.dice.randint(1, 12), timeout_s=60.0)
         check_now(world)
         otherwise = mirrored.check(world.file.connection)
-        world.expect(not otherwise, "a client that heard everything has", otherwise)
+        world.expect(not otherwise, "a client that received everything has", otherwise)
 
 
 def check_now(world: TreeWorld) -> None:
     for what, query in NEVER.items():
         found = [tuple(row) for row in world.rows(query)]
         world.expect(not found, what, found)
-    if not world.store_failed:  # Else each is written when it can be.
-        orphans = [tuple(row) for row in world.rows(ORPHANS) if not world.is_told(row[0])]
+    if not world.store_failed:  # Otherwise ends are written when the disk recovers.
+        orphans = [tuple(row) for row in world.rows(ORPHANS) if not world.is_shared_run(row[0])]
         world.expect(not orphans, "it is waited for by nobody:", orphans)
     otherwise = _rebuilt(world)
     world.expect(not otherwise, "what is derived would be otherwise if made anew:", otherwise)
@@ -73,7 +73,7 @@ def check_now(world: TreeWorld) -> None:
 
 
 def _rebuilt(world: TreeWorld) -> list[tuple[Any, ...]]:
-    """The rows that would be otherwise if what is derived were made anew, before and after."""
+    """Rows whose derived values differ after a rebuild, before and after."""
     connection = world.file.connection
     connection.execute("BEGIN")
     try:
@@ -87,7 +87,7 @@ def _rebuilt(world: TreeWorld) -> list[tuple[Any, ...]]:
 
 
 def _check_sessions(world: TreeWorld) -> None:
-    """A session costs what its runs cost, and those of all below it."""
+    """Check that the cost of a session is that of its runs and its descendants."""
     own: dict[str, float] = defaultdict(float)
     for row in world.rows("SELECT session_id, cost FROM runs"):
         own[row["session_id"]] += row["cost"]
@@ -100,12 +100,12 @@ def _check_sessions(world: TreeWorld) -> None:
             above = sessions[above]["parent_id"]
     for session_id, cost in sums.items():
         stored: float = sessions[session_id]["cost"]
-        # What a session has cost that was deleted since is not forgotten above it.
+        # The cost of a deleted session stays in its ancestors.
         is_right = stored >= cost if world.deleted else stored == cost
         world.expect(is_right, "a session's cost:", session_id, stored, "instead of", cost)
 
 
-# --- in the end
+# --- at the end
 
 
 def check_tree(server: TreeServer) -> None:
@@ -119,16 +119,18 @@ def check_tree(server: TreeServer) -> None:
 
 
 def everything_has_ended(world: TreeWorld) -> None:
-    """Every run has one end, which is told once; and every agent ends as its latest run did."""
-    told = Counter(
+    """Every run has one published end; every agent ends like its latest run."""
+    completions = Counter(
         row["entity_id"]
         for row in world.rows("SELECT entity_id FROM events WHERE type = 'run_complete'")
     )
     runs = {row["id"]: row for row in world.rows("SELECT id, state, outcome, title FROM runs")}
     for run_id, run in runs.items():
         assert run["state"] in ("ended", "held"), f"still live: {tuple(run)}"
-        assert told[run_id] == (run["state"] == "ended"), f"told {told[run_id]} times: {run_id}"
-    assert max(told.values(), default=0) <= 1, told
+        assert completions[run_id] == (run["state"] == "ended"), (
+            f"completed {completions[run_id]} times: {run_id}"
+        )
+    assert max(completions.values(), default=0) <= 1, completions
     held = "SELECT agent_id FROM runs WHERE state = 'held'"
     for agent in world.rows(f"SELECT * FROM agents WHERE id NOT IN ({held})"):
         assert agent["state"] == "ended", f"still there: {tuple(agent)}"
@@ -142,13 +144,13 @@ def everything_has_ended(world: TreeWorld) -> None:
         assert run_id in runs or session_id not in sessions, f"{run_id} was promised, and is lost"
 
 
-def asks_say_who_asks(world: TreeWorld) -> None:
-    """Whoever answers sees the agents that lead to the question."""
+def asks_name_their_agent(world: TreeWorld) -> None:
+    """Every ask contains the path of its agent."""
     for row in world.rows(
         """SELECT asks.id, agent_path, coalesce(path, '[]') AS path FROM asks
         JOIN runs ON runs.id = asks.run_id LEFT JOIN agents ON agents.id = runs.agent_id"""
     ):
-        # Who was above it may have been deleted since.
+        # An ancestor may have been deleted since.
         is_right = row["agent_path"] == row["path"] or world.deleted
         assert is_right, f"ask {row['id']} comes from {row['path']}: {row['agent_path']}"
 
@@ -179,7 +181,7 @@ def read_messages(world: TreeWorld) -> dict[str, list[Message]]:
 
 
 def costs_are_those_of_reported_calls(world: TreeWorld) -> None:
-    """Each answer that was reported is counted once; of those cut off by a crash some are."""
+    """Each reported answer is counted once; of those interrupted by a crash some are."""
     asked_of: dict[str, list[Asked]] = defaultdict(list)
     for asked in world.asked:
         asked_of[asked.run_id].append(asked)
@@ -190,11 +192,11 @@ def costs_are_those_of_reported_calls(world: TreeWorld) -> None:
         must = sum(int(asked.cost) for asked in sure)
         stored = int(run["cost"])
         is_right = not stored & ~may and not must & ~stored
-        assert is_right, f"{tuple(run)} costs {stored:b}; {must:b} was heard, {may:b} was used"
+        assert is_right, f"{tuple(run)} costs {stored:b}; {must:b} was reported, {may:b} was used"
 
 
 def budgets_hold(world: TreeWorld) -> None:
-    """Nobody goes beyond one by more than a call for each who had one open."""
+    """No budget is exceeded by more than the calls in flight."""
     paid: dict[tuple[str, int], list[int]] = defaultdict(list)
     for asked in world.asked:
         for run_id in asked.paid_by if asked.is_reported else ():
@@ -215,33 +217,35 @@ def _runs(world: TreeWorld) -> Sequence[Any]:
 
 
 def no_assignment_is_begun_again(world: TreeWorld) -> None:
-    """Another worker is tried only if the one before was not heard; after a crash, none is."""
+    """A run is retried only if its first worker sent no frame, and never after a crash."""
     lines = {line.number: line for line in world.lines}
     for run_id in {one.run_id for one in world.executions}:
         tries = [one for one in world.executions if one.run_id == run_id]
         assert len({one.life for one in tries}) == 1, f"{run_id} is begun in two lives: {tries}"
-        before = {one.line for one in tries} - {tries[-1].line}  # A line may say all twice.
-        heard = [line for line in before if lines[line].parent_end.frames]
-        assert not heard, f"{run_id} is begun again: {tries}"
+        before = {one.line for one in tries} - {tries[-1].line}  # A line may repeat every frame.
+        begun = [line for line in before if lines[line].parent_end.frames]
+        assert not begun, f"{run_id} is begun again: {tries}"
 
 
-def what_was_said_is_said_once(world: TreeWorld) -> None:
-    """A prompt, a word to an agent or an assignment is in a conversation once, or was not begun."""
+def texts_are_stored_once(world: TreeWorld) -> None:
+    """A prompt, message or assignment is in a conversation at most once."""
     for messages in read_messages(world).values():
-        said = [full_text(message.parts) for message in messages if message.role == "user"]
-        tokens = Counter(text.split()[0] for text in said if text[:1] in "pw" and "." in text)
+        texts = [full_text(message.parts) for message in messages if message.role == "user"]
+        tokens = Counter(text.split()[0] for text in texts if text[:1] in "pw" and "." in text)
         assert max(tokens.values(), default=0) <= 1, tokens
 
 
 def no_letter_is_lost(world: TreeWorld) -> None:
-    """Each is admitted once, or lies in its mailbox, or is dead and its sender can know it."""
+    """Each letter is admitted once, or in its mailbox, or dead with a receipt."""
     read = Counter[str]()
     for messages in read_messages(world).values():
-        said = (full_text(message.parts) for message in messages if message.role == "user")
-        read.update(text.split()[1] for text in said if text.startswith("[Letter "))
+        texts = (full_text(message.parts) for message in messages if message.role == "user")
+        read.update(text.split()[1] for text in texts if text.startswith("[Letter "))
     rows = world.rows("SELECT id, recipient, state FROM letters")
     receipts = {row["id"]: row["state"] for row in rows}
-    sent = {row["id"]: row["recipient"] for row in rows} | world.letters  # Agents write, too.
+    sent = {
+        row["id"]: row["recipient"] for row in rows
+    } | world.letters  # Including letters of agents.
     for letter_id, to in sent.items():
         assert read[letter_id] <= 1, f"{letter_id} is admitted {read[letter_id]} times"
         if read[letter_id]:
@@ -269,11 +273,11 @@ def _find(world: TreeWorld, address: str, letter_id: str) -> LetterState | None:
 
 CHECKS = (
     everything_has_ended,
-    asks_say_who_asks,
+    asks_name_their_agent,
     conversations_are_closed,
     costs_are_those_of_reported_calls,
     budgets_hold,
     no_assignment_is_begun_again,
-    what_was_said_is_said_once,
+    texts_are_stored_once,
     no_letter_is_lost,
 )

@@ -1,6 +1,6 @@
-"""The model and the tools of agents: what they are asked to do is drawn, and remembered.
+"""The random model and the tools of agents, with records of their calls.
 
-The same for a run of the server and for one that a worker holds; `Asker` says for whom it is.
+They are used by runs of the server and of workers; `Asker` identifies the run.
 """
 
 import asyncio
@@ -39,14 +39,14 @@ from tests.sim.runs_outside import (
 )
 from tests.sim.tree_world import Asked, Effect, TreeWorld
 
-STEPS = 4  # After so many a model has said enough.
-AGENTS_MAX = 16  # More are not started in one world.
+STEPS = 4  # The maximum of steps with tool calls.
+AGENTS_MAX = 16  # The maximum of agents in one world.
 PAUSES_S = (0, 0, 0.0001, 0.02, 0.3, 2.0)
 
 
 @dataclass(frozen=True)
 class Asker:
-    """For whom a model is asked, or a tool called."""
+    """The run that asks a model or calls a tool."""
 
     life: int
     run_id: str
@@ -56,7 +56,7 @@ class Asker:
 
 
 class TreeModel:
-    """Answers as the dice fall."""
+    """A model with random answers."""
 
     def __init__(self, world: TreeWorld, find_asker: Callable[[str], Asker]) -> None:
         self._world = world
@@ -83,7 +83,7 @@ class TreeModel:
                     continue
                 asked.is_done = isinstance(step, AnswerDone)
                 if asked.is_done and not asked.depth:
-                    asked.is_reported = True  # In the server nothing is in between.
+                    asked.is_reported = True  # In the server it is reported at once.
                 yield step
         finally:
             world.finish(asked)
@@ -124,7 +124,7 @@ def _draw(world: TreeWorld, asked: Asked, names: set[str], *, is_summary: bool) 
 
 
 def _call(world: TreeWorld, asked: Asked, names: set[str], key: int) -> list[Step]:
-    """One call of something there is."""
+    """Draw a call of an available tool."""
     dice, token = world.dice, f"t{world.number()}"
     known = [row["id"] for row in world.rows("SELECT id FROM agents ORDER BY no DESC")]
     other = dice.choice(known[:5]) if known and dice.random() < 0.9 else "nobody"
@@ -174,7 +174,7 @@ def _assignments(world: TreeWorld) -> dict[str, Json]:
 
 @dataclass(frozen=True)
 class TreeTool:
-    """Takes a while, has an effect, and may fail. One that is not free is asked about."""
+    """A tool with an effect that takes a while and may fail. It asks unless it is free."""
 
     world: TreeWorld
     find_asker: Callable[[str], Asker]
@@ -207,14 +207,14 @@ class TreeTool:
             self._check_allowed(call)
             readers = "SELECT 1 FROM agents WHERE session_id = ? AND is_read_only = 1"
             may_write = not world.rows(readers, call.session_id)
-            world.expect(may_write, "who may only read has written:", call.session_id)
+            world.expect(may_write, "a read-only agent has written:", call.session_id)
         await asyncio.sleep(world.dice.choice((0, 0, 0.001, 0.1, 1.0, 5.0)))
         if world.chance(0.05):
             raise RuntimeError("the tool broke")
         return CallResult(f"did {token}")
 
     def _check_allowed(self, call: CallRequest) -> None:
-        """None is approved by nobody: somebody saw this call, and allowed it in time."""
+        """Check that a person allowed this call in time."""
         asks = self.world.rows(
             "SELECT id, state, deadline FROM asks WHERE session_id = ? AND call_id = ?",
             *(call.session_id, call.id),
@@ -243,7 +243,7 @@ class QuestionTool:
         return QuestionPlan([Question("", "free_text", "which?")], self._answered)
 
     def _answered(self, asked: QuestionRequest, answers: Sequence[QuestionResponse]) -> CallResult:
-        """None is answered by nobody."""
+        """Return the answer; check that a person gave it."""
         text = " ".join(answer.fill_in_text for answer in answers)
         is_given = any(given.text == text for given in self.world.given[asked.id])
         self.world.expect(is_given, "an answer that nobody gave:", asked, text)

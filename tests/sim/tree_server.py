@@ -24,10 +24,10 @@ from culm.store.base import find_meta, last_seq
 from culm.store.memory import MemoryDatabase
 from culm.store.sql import QUERIES
 from culm.store.store import Store
-from culm.subagents.means import Means
-from culm.wire.state import StoreHealth
-from culm.workspace.about import WorkspaceInfo
+from culm.subagents.services import FleetServices
+from culm.wire.workspaces import StoreHealth
 from culm.workspace.claims import Created
+from culm.workspace.roots import WorkspaceInfo
 from culm.workspace.workspace import LiveWorkspace
 from tests.sim.fleet_workers import end_leftovers
 from tests.sim.fleet_world import Process
@@ -36,7 +36,7 @@ from tests.sim.runs_outside import WINDOW
 from tests.sim.tree_outside import Asker, QuestionTool, TreeModel, TreeTool
 from tests.sim.tree_workers import TreeLauncher
 from tests.sim.tree_world import TreeWorld
-from tests.support import equipment, fixed_origins, model_config
+from tests.support import fixed_origins, make_services, model_config
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ BOUNDS = FleetBounds(first_frame_s=20.0, pool=PoolBounds(idle_per_key_max=2, idl
 
 
 DEPTH_MAX = 3
-# A line that has gone silent is noticed by nobody: time is what ends its run.
+# Nothing detects a silent line: the time limit ends its run.
 SETTINGS = Settings(
     abandoned_runs_s=1e6,
     agents_at_once=4,
@@ -53,7 +53,7 @@ SETTINGS = Settings(
     agents_depth_max=DEPTH_MAX,
     run_wall_s=600.0,
 )
-ALIVE_EVERY_S = 30.0  # How often a server says that it lives.
+ALIVE_EVERY_S = 30.0  # The interval of the alive mark.
 
 
 class _Used(Struct):
@@ -65,11 +65,11 @@ class _Reported(Struct):
 
 
 class Gone(Exception):
-    """The server is not there, or ended before it answered."""
+    """The server is down, or ended before it answered."""
 
 
 class Life:
-    """One server process, from its start to its end, whatever that is."""
+    """One server process, from its start to its end."""
 
     def __init__(
         self, world: TreeWorld, number: int, alive_s: float | None, up: asyncio.Event
@@ -89,7 +89,7 @@ class Life:
         self.process.begin(self._main)
 
     def _close(self) -> None:
-        """Nobody is answered any more."""
+        """Stop answering requests."""
         self.workspace = None
         self._up.clear()
 
@@ -98,7 +98,7 @@ class Life:
         self.process.do(self._stopping.set)
 
     def kill(self) -> None:
-        """`kill -9`: what was not committed is lost."""
+        """Kill the server: uncommitted changes are lost."""
         workspace = self.workspace
         if not self.process.is_alive:
             return
@@ -116,14 +116,14 @@ class Life:
     async def _main(self) -> None:
         end_leftovers(self.world)
         async with open_fleet(self.launcher, self.process.clock, BOUNDS) as fleet:
-            watched = Watched(fleet, self)
+            watched_fleet = WatchedFleet(fleet, self)
             try:
-                await self._serve(watched)
+                await self._serve(watched_fleet)
             except* StoreBusy:
-                pass  # The disk is full, and nobody can open it now.
+                pass  # The disk is full: it cannot be opened now.
             self.is_closing = True
 
-    async def _serve(self, fleet: "Watched") -> None:
+    async def _serve(self, fleet: "WatchedFleet") -> None:
         world, clock = self.world, self.process.clock
         connection = world.file.connection
         if find_meta(connection, "epoch") is None:
@@ -137,8 +137,10 @@ class Life:
             TreeTool(world, self._asker, "edit", is_free=False),
             QuestionTool(world),
         ]
-        gear = equipment(lambda _: TreeModel(world, self._asker), *tools)
-        means = Means(cast("Fleet", fleet), PATH, lambda _: world.post, self._block)
+        shared = make_services(lambda _: TreeModel(world, self._asker), *tools)
+        fleet_services = FleetServices(
+            cast("Fleet", fleet), PATH, lambda _: world.post, self._block
+        )
         about = WorkspaceInfo(workspace_id_of(PATH), PATH, str(PATH), PATH)
         origins = fixed_origins(model_config("http://simulated", context_window=WINDOW))
         async with asyncio.TaskGroup() as tasks:
@@ -146,7 +148,7 @@ class Life:
                 about,
                 store,
                 origins,
-                replace(gear, agents=means),
+                replace(shared, agents=fleet_services),
                 clock,
                 self._ids,
                 SETTINGS,
@@ -155,7 +157,7 @@ class Life:
             await workspace.start(self._alive_s)
             workspace.claim(Created(self._ids.client()))
             self.workspace = workspace
-            world.is_told = self.is_told
+            world.is_shared_run = self.is_shared_run
             self._up.set()
             await self._stopping.wait()
             self._close()
@@ -169,13 +171,13 @@ class Life:
         await database.close()
 
     async def _block(self, job: Callable[[], T]) -> T:
-        """As the disk does: the process may end before it is done, and before that is heard."""
+        """Run a blocking job; the process may end before or after it."""
         await asyncio.sleep(self.world.dice.choice((0, 0.0001, 0.01)))
         done = job()
         await asyncio.sleep(self.world.dice.choice((0, 0.0001, 0.01)))
         return done
 
-    # --- looking
+    # --- queries
 
     def live_runs(self) -> list[LiveRun]:
         return [] if self.workspace is None else self.workspace.runs.live()
@@ -183,12 +185,12 @@ class Life:
     def _find_run(self, run_id: str) -> LiveRun | None:
         return None if self.workspace is None else self.workspace.runs.find(run_id)
 
-    def is_told(self, run_id: str) -> bool:
+    def is_shared_run(self, run_id: str) -> bool:
         run = self._find_run(run_id)
         return run is not None and run.is_shared
 
     def paid_by(self, run_id: str) -> Sequence[str]:
-        """It, and whom it works for, as far as this server knows."""
+        """A run and its parents, as far as this server knows them."""
         chain: list[str] = [run_id]
         run = self._find_run(run_id)
         while run is not None and run.duty is not None:
@@ -205,8 +207,8 @@ class Life:
         return Asker(self.number, run_id, 0, lambda: self.process.is_alive, self.paid_by)
 
 
-class Watched:
-    """A fleet whose runs are watched: what their workers report is noted as it is heard."""
+class WatchedFleet:
+    """A fleet that records the usage reports of its workers."""
 
     def __init__(self, fleet: Fleet, life: Life) -> None:
         self._fleet = fleet
@@ -215,12 +217,12 @@ class Watched:
     async def run(
         self, provision: Provision, spec: RunSpec, callbacks: HostCallbacks, controls: RunControl
     ) -> RunResult:
-        ear = Ear(callbacks, self._life, spec.activation_run_id or "")
-        return await self._fleet.run(provision, spec, ear, controls)
+        watched_callbacks = UsageCallbacks(callbacks, self._life, spec.activation_run_id or "")
+        return await self._fleet.run(provision, spec, watched_callbacks, controls)
 
 
-class Ear:
-    """Implements `Overseer`, by passing everything on."""
+class UsageCallbacks:
+    """Implements `HostCallbacks`: records usage and forwards everything."""
 
     def __init__(self, callbacks: HostCallbacks, life: Life, run_id: str) -> None:
         self._life = life
@@ -236,7 +238,7 @@ class Ear:
         await self._callbacks.on_event(event)
 
     def _note_usage(self, cost: float) -> None:
-        """What a run hears of while it goes on must be counted. Each cost is there once."""
+        """Record usage that a live run received, which must be counted. Each cost is unique."""
         workspace = self._life.workspace
         run = None if workspace is None else workspace.runs.find(self._run_id)
         if cost and run is not None and run.stop is None:
@@ -273,7 +275,7 @@ class TreeServer:
     async def request(
         self, serve: Callable[[LiveWorkspace], Awaitable[T]], *, patience_s: float | None = None
     ) -> T:
-        """What a route does for a client, which may not wait for it. Raises `AppError`, `Gone`."""
+        """Serve a client request, which may time out. Raises `AppError`, `Gone`."""
         life = await self.until_up()
         workspace = life.workspace
         assert workspace is not None

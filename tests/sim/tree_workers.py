@@ -1,7 +1,7 @@
-"""Workers of a server with agents: the real turn of a run, with a model and tools that are drawn.
+"""Workers of a server with agents: the real turn of a run, with a random model and tools.
 
-What a run does in a worker is what `bamboo_runtime` does: its journal, its meter, its office and
-its admission are the real ones. What is made here is what would touch a disk or a network.
+A run does what it does in `bamboo_runtime`: its journal, meter, delegation and gate are real. Only
+the parts that would touch a disk or a network are simulated.
 """
 
 import asyncio
@@ -35,15 +35,14 @@ from culm.fleet.worker.executors.runtime_tools import RuntimeTools
 from culm.fleet.worker.executors.runtime_turn import TurnWork, end, run_turn
 from culm.ids import Ids, RunId, SessionId
 from culm.permission.policy import PolicyInput
-from culm.processes.disabled import NoProcesses
+from culm.processes.base import NoProcesses
+from culm.run.journal import JournalSetting
 from culm.run.limits import FREE
 from culm.run.loop import ActiveModel
-from culm.run.setting import JournalSetting
 from culm.tools.agent_tools import make_agent_tools
-from culm.tools.base import CallRequest, Tool
+from culm.tools.base import CallRequest, Tool, ToolContext
 from culm.tools.files.file_executor import WALL_S, FileExecutor
 from culm.tools.files.paths import WorkspacePaths
-from culm.tools.tool_context import ToolContext
 from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits
 from tests.sim.runs_outside import WINDOW
@@ -54,7 +53,7 @@ from tests.sim.worker_process import WorkerProcess
 if TYPE_CHECKING:
     from tests.sim.tree_server import Life
 
-FILE_WORK = FileExecutor(LoopClock(), WALL_S)  # Nobody here has any.
+FILE_WORK = FileExecutor(LoopClock(), WALL_S)  # Not used here.
 
 
 async def _no_hooks(_: CallRequest) -> None:
@@ -92,12 +91,12 @@ class TreeExecutor:
         life = worker.life.number
         self._world.executions.append(Execution(run_id, life, self._process.name, number))
         try:
-            async with open_event_sender(events) as telling:
+            async with open_event_sender(events) as sender:
                 try:
                     session_id = SessionId(logical.session_id)
-                    work = self._work(spec, session_id, telling, steer, cancel, host)
+                    work = self._work(spec, session_id, sender, steer, cancel, host)
                     begun = execution_started(run_id, session_id, self._process.clock.now_s())
-                    await telling.send(begun)
+                    await sender.send(begun)
                     return await end(work, await run_turn(work, cancel))
                 except ModelFailed as exc:
                     return failed(exc.message)
@@ -110,7 +109,7 @@ class TreeExecutor:
         self,
         spec: RunSpec,
         session_id: SessionId,
-        telling: EventSender,
+        sender: EventSender,
         steer: SteerInbox,
         cancel: CancelToken,
         host: RunHost,
@@ -125,7 +124,7 @@ class TreeExecutor:
             self._worker.life.paid_by,
         )
         journal = EventJournal(
-            telling,
+            sender,
             steer,
             cancel,
             JournalSetting("demo-1", "demo", WINDOW),
@@ -136,26 +135,26 @@ class TreeExecutor:
             history=history_from(spec.messages, spec.assignment, session_id),
         )
         context = self._context(run_id)
-        terms = PolicyInput("/simulated", "/nowhere")
+        policy_input = PolicyInput("/simulated", "/nowhere")
         can = provision.capabilities
         ask_s = provision.culm.ask_s or ASK_S
         model = TreeModel(self._world, lambda _: asker)
         return TurnWork(
             WorkerServices(clock, ids, context.processes, Path("/nowhere")),
-            telling,
+            sender,
             journal,
             RuntimeTools(context, self._tools(host, asker)),
-            RuntimeGate(host, clock, terms, can.is_read_only, _no_hooks, ask_s, _ignore),
+            RuntimeGate(host, clock, policy_input, can.is_read_only, _no_hooks, ask_s, _ignore),
             SingleModel(ActiveModel(model, SelectedModel("demo-1", "demo"), FREE, "")),
             Limits(steps=provision.limits.max_rounds or 0),
-            HostMeter(host, telling),
+            HostMeter(host, sender),
         )
 
     def _context(self, run_id: str) -> ToolContext:
         return ToolContext(
             workspace_id=run_id,
-            inside=WorkspacePaths(Path("/simulated")),
-            work=FILE_WORK,
+            paths=WorkspacePaths(Path("/simulated")),
+            executor=FILE_WORK,
             processes=NoProcesses(),
             store=self._world.bench_store,
             clock=self._process.clock,
@@ -165,7 +164,7 @@ class TreeExecutor:
         )
 
     def _tools(self, host: RunHost, asker: Asker) -> dict[str, Tool]:
-        """As `bamboo_runtime` offers them."""
+        """The tools that `bamboo_runtime` offers."""
         provision = self._provision
         can = provision.capabilities
         may_start = can.nested_spawn and provision.identity.depth < can.depth_max
@@ -181,7 +180,7 @@ class TreeExecutor:
 
 
 class TreeWorker(WorkerProcess):
-    """Implements `Worker`: a server's hold on a process."""
+    """Implements `Worker`: a server's handle of a process."""
 
     STARTING_S = (0.001, 0.01, 0.5)
 
@@ -189,7 +188,7 @@ class TreeWorker(WorkerProcess):
         super().__init__(life.process, provision)
         self.life = life
         self.world: TreeWorld = life.world
-        self.run_id = ""  # Of the run that it works on.
+        self.run_id = ""  # The id of its current run.
 
     @property
     def is_parent_closing(self) -> bool:
@@ -234,6 +233,6 @@ class TreeLauncher:
     def _hinder(self, worker: TreeWorker) -> None:
         world = self._life.world
         if world.dice.random() < 0.5:
-            worker.process.stop()  # It never says that it is ready.
+            worker.process.stop()  # It never becomes ready.
         else:
             world.loop.call_later(world.dice.choice((0, 0.005, 0.5)), worker.process.end)

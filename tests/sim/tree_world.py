@@ -1,8 +1,8 @@
-"""What is outside of a server with agents, and what must be remembered there through every crash.
+"""The world outside of a server with agents, with records that survive a crash.
 
-A server and its workers are processes of one simulated loop (`fleet_world.py`): one that is killed
-is never stepped again. What a model was asked, what a tool did and what people answered is noted
-here as it happens; what is wrong at once is noted, too.
+A server and its workers are processes of one simulated loop (`fleet_world.py`). Questions to
+models, effects of tools and answers of people are recorded here as they happen, and so are
+violations.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from culm.ids import Epoch, LetterId, SessionId
 from culm.mail.memory import MemoryPostOffice
 from culm.store.memory import MemoryDatabase
 from culm.store.store import Store
-from culm.wire.state import StoreHealth
+from culm.wire.workspaces import StoreHealth
 from tests.sim.fleet_world import FleetWorld
 from tests.sim.loop import SimLoop
 from tests.sim.runs_disk import Killed, SimFile
@@ -23,23 +23,23 @@ from tests.sim.runs_disk import Killed, SimFile
 
 @dataclass(eq=False)
 class Asked:
-    """One question to a model, of a server or of a worker."""
+    """One question to a model, from a server or a worker."""
 
     run_id: str
     session_id: str
-    life: int  # Of the server it was asked for.
-    depth: int  # Of the agent; 0 is one that people talk to.
-    # The runs that pay for it: it, whom it works for, and so on up, as that server knows them.
+    life: int  # The life of its server.
+    depth: int  # The depth of the agent; 0 is the top agent.
+    # The runs that pay for it: its own run and all parents, as that server knows them.
     paid_by: Sequence[str]
-    cost: float = 0.0  # Another power of two for each of a run, so that a sum tells what is in it.
+    cost: float = 0.0  # Another power of two for each of a run, so a sum identifies them.
     tokens: int = 0
     is_done: bool = False  # The whole answer came.
-    is_reported: bool = False  # And whoever keeps account has heard what it used.
+    is_reported: bool = False  # Its usage has reached the accounting server.
 
 
 @dataclass(eq=False)
 class Effect:
-    """Something a call has done for good."""
+    """A lasting effect of a call."""
 
     token: str
     session_id: str
@@ -48,7 +48,7 @@ class Effect:
 
 @dataclass(eq=False)
 class Execution:
-    """One time that a worker began with a run."""
+    """One start of a run in a worker."""
 
     run_id: str
     life: int
@@ -57,16 +57,16 @@ class Execution:
 
 
 @dataclass(eq=False)
-class Given:
-    """An answer that somebody tried to give."""
+class TreeAnswer:
+    """An attempt to answer an ask."""
 
     allows: bool
     at_s: float
-    text: str = ""  # To a question.
+    text: str = ""  # The answer to a question.
 
 
 class TreeWorld(FleetWorld):
-    """Also has what happened to runs."""
+    """A fleet world that also records runs, asks and letters."""
 
     def __init__(self, loop: SimLoop) -> None:
         super().__init__(loop)
@@ -75,27 +75,27 @@ class TreeWorld(FleetWorld):
         database = MemoryDatabase(self._bench_file, self.clock)
         self.bench_store = Store(database, Epoch("bench"), 0, StoreHealth("ok"))
         self.post = MemoryPostOffice(self.clock)
-        self.letters: dict[LetterId, str] = {}  # That were delivered → to whom.
-        self.sessions: list[SessionId] = []  # Those that people began.
+        self.letters: dict[LetterId, str] = {}  # Delivered letters → recipient.
+        self.sessions: list[SessionId] = []  # Sessions created by clients.
         self.deleted: set[str] = set()  # Sessions, also if only tried.
         self.asked: list[Asked] = []
         self.effects: list[Effect] = []
         self.executions: list[Execution] = []
-        self.given: dict[str, list[Given]] = defaultdict(list)  # By the id of the ask.
-        self.accepted: dict[str, str] = {}  # Runs that somebody was promised → the session.
-        self.in_flight: dict[str, set[Asked]] = defaultdict(set)  # By whoever pays.
-        self.in_flight_max: dict[tuple[str, int], int] = defaultdict(int)  # In one life.
-        self.store_failed = False  # At some time.
-        self.rebudgeted: set[str] = set()  # Runs whose limits somebody changed.
-        # Whether a run that waits was said to who works there: it is heard, or ends after that one.
-        self.is_told: Callable[[str], bool] = lambda _: False
-        self.cut: set[tuple[str, int]] = set()  # Runs that a kill cut off, each with the life.
+        self.given: dict[str, list[TreeAnswer]] = defaultdict(list)  # By the id of the ask.
+        self.accepted: dict[str, str] = {}  # Accepted runs → session.
+        self.in_flight: dict[str, set[Asked]] = defaultdict(set)  # By paying run.
+        self.in_flight_max: dict[tuple[str, int], int] = defaultdict(int)  # Per run and life.
+        self.store_failed = False  # At any time.
+        self.rebudgeted: set[str] = set()  # Runs with changed limits.
+        # True for a waiting run whose prompt was sent to the active worker of its session.
+        self.is_shared_run: Callable[[str], bool] = lambda _: False
+        self.cut: set[tuple[str, int]] = set()  # Runs interrupted by a kill, each with its life.
 
     def rows(self, sql: str, *values: str | int) -> Sequence[Any]:
         return self.file.rows(sql, *values)
 
     def is_deleted(self, address: str) -> bool:
-        """Whether somebody may have deleted what has this mailbox."""
+        """Return True if the owner of this mailbox may be deleted."""
         return not self.rows(
             "SELECT 1 FROM agents WHERE id = ? UNION SELECT 1 FROM sessions WHERE id = ?",
             *(address, address),
@@ -109,7 +109,7 @@ class TreeWorld(FleetWorld):
         if not isinstance(context.get("exception"), Killed):
             super().on_problem(_, context)
 
-    # --- what a model is asked
+    # --- questions to models
 
     def begin(self, asked: Asked) -> None:
         self.asked.append(asked)

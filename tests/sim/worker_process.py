@@ -1,7 +1,7 @@
-"""A worker process of a simulated parent: it starts, is found, serves and leaves with its owner.
+"""A worker process of a simulated parent: start, registration, serving and end.
 
-A process does what `culm.fleet.worker.lifecycle` does. The worlds that use one decide what it
-executes and what a parent makes of it.
+A process does what `culm.fleet.worker.lifecycle` does. Subclasses choose its executor and how a
+parent connects to it.
 """
 
 import asyncio
@@ -10,24 +10,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
+from culm.clock import format_time
 from culm.fleet.discovery.base import AgentRecord, OwnerProcess, ProcessPlace, renewed
 from culm.fleet.executor import Executor
 from culm.fleet.host.base import LaunchFailed
 from culm.fleet.provision import Provision
-from culm.fleet.times import format_time
-from culm.fleet.worker.limits import mode_of, serving_terms_of
+from culm.fleet.worker.lifecycle import mode_of, serving_settings_of
 from culm.fleet.worker.main import LEAVE_S
-from culm.fleet.worker.registration import open_presence
+from culm.fleet.worker.registration import open_registration
 from culm.fleet.worker_server.modes import serve_on
 from culm.ids import Ids
 from tests.sim.fleet_network import SimListener
 from tests.sim.fleet_world import Process
 
-READY_S = 30.0  # A worker that is not ready by then is given up.
+READY_S = 30.0  # The time to become ready.
 
 
-class ProcessFabric:
-    """Implements `Fabric`, for one process: the dead write nothing."""
+class ProcessDiscovery:
+    """Implements `Discovery` for one process: a dead process writes nothing."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -52,9 +52,9 @@ class ProcessFabric:
 
 
 class WorkerProcess(ABC):
-    """A parent's hold on a process; with `connect` and `last_words` it is a `Worker`."""
+    """A parent's handle of a process; with `connect` and `stderr_tail` it is a `Worker`."""
 
-    STARTING_S: Sequence[float]  # One of these it takes to be ready.
+    STARTING_S: Sequence[float]  # Choices of its start time.
 
     def __init__(self, owner: Process, provision: Provision) -> None:
         self._owner = owner
@@ -62,10 +62,10 @@ class WorkerProcess(ABC):
         self.id = provision.identity.child_id
         self.process = Process(world, f"{self.id}#{world.number()}")
         self.listener = SimListener(world, self.process)
-        self.news = asyncio.Event()  # It is ready, or gone.
-        self.ready_s: float | None = None  # Since when it is.
+        self.ready_or_gone = asyncio.Event()  # Set when it is ready or gone.
+        self.ready_s: float | None = None  # The time it became ready.
         self._main_task = self.process.begin(partial(self._main, provision))
-        self.process.when_gone(self.news.set)
+        self.process.when_gone(self.ready_or_gone.set)
         owner.when_gone(self._leave)
 
     @property
@@ -95,12 +95,12 @@ class WorkerProcess(ABC):
         """Raises `LaunchFailed`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(READY_S):
-                await self.news.wait()
+                await self.ready_or_gone.wait()
         if not self.is_ready:
             raise LaunchFailed("the worker was not ready: its last words")
 
     def abandon(self) -> None:
-        """Its launch was given up."""
+        """End the process of an abandoned launch."""
         self.process.end()
         self._world.discovery.withdraw(self.id)
 
@@ -122,15 +122,15 @@ class WorkerProcess(ABC):
         world, process = self._world, self.process
         await asyncio.sleep(world.dice.choice(self.STARTING_S))
         self.ready_s = world.loop.time()
-        self.news.set()
-        terms = serving_terms_of(provision, process.clock, Ids(world.dice.randrange(1 << 30)))
+        self.ready_or_gone.set()
+        settings = serving_settings_of(provision, process.clock, Ids(world.dice.randrange(1 << 30)))
         make = partial(self._record, provision, world.clock.now_s())
         executor = self.make_executor(provision)
-        async with open_presence(ProcessFabric(process), make, process.clock, at_once=False):
-            await serve_on(self.listener, executor, mode_of(provision), terms)
+        async with open_registration(ProcessDiscovery(process), make, process.clock, at_once=False):
+            await serve_on(self.listener, executor, mode_of(provision), settings)
 
     def _leave(self) -> None:
-        """Its owner is gone. What does not end in time is ended."""
+        """Leave after the end of the owner; kill the process if it takes too long."""
         self.process.do(self._main_task.cancel)
         self._world.loop.call_later(LEAVE_S, self.process.end)
 

@@ -18,11 +18,11 @@ from culm.store.store import open_memory_store
 from culm.wire.codec import decode, encode
 from culm.wire.events import Resync
 from culm.wire.messages import Message
-from culm.wire.state import Snapshot
-from culm.workspace.about import WorkspaceInfo
+from culm.wire.workspaces import Snapshot
+from culm.workspace.roots import WorkspaceInfo
 from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SimClock, SimLoop
-from tests.support import NO_EQUIPMENT, fixed_origins
+from tests.support import NO_SERVICES, fixed_origins
 
 PATH = Path("/simulated")
 # Small enough that ordinary traffic makes a sleepy client slow.
@@ -64,7 +64,7 @@ class SimSocket:
         await self._room.wait()
 
     async def take(self) -> bytes:
-        """Some of what was written, cut anywhere; empty when the connection is gone."""
+        """Take part of the written bytes; empty when the connection is gone."""
         await self._arrived.wait()
         if self.cut:
             return b""
@@ -90,13 +90,13 @@ class SimServer:
         self._never_left: list[object] = []
 
     async def run(self) -> None:
-        """Be up, crash when told to, be up again; until cancelled."""
+        """Run, crash on request and restart, until cancelled."""
         while True:
             self.crash.clear()
             try:
                 await self._open()
             except StoreBusy:
-                await asyncio.sleep(0.1)  # The disk is full; nobody can open it now.
+                await asyncio.sleep(0.1)  # The disk is full: it cannot be opened now.
                 continue
             self.up.set()
             await self.crash.wait()
@@ -106,7 +106,7 @@ class SimServer:
             await asyncio.sleep(self.loop.random.random())
 
     async def _open(self) -> None:
-        # Entered, never left and never collected: a killed process runs no clean-up.
+        # Entered, never exited and never collected: a killed process runs no cleanup.
         opening = open_memory_store(self.file, self.clock, self.ids)
         self._never_left.append(opening)
         store = await opening.__aenter__()
@@ -114,7 +114,7 @@ class SimServer:
         tasks = asyncio.TaskGroup()
         self._never_left.append(await tasks.__aenter__())
         workspace = LiveWorkspace(
-            about, store, fixed_origins(), NO_EQUIPMENT, self.clock, self.ids, SETTINGS, tasks
+            about, store, fixed_origins(), NO_SERVICES, self.clock, self.ids, SETTINGS, tasks
         )
         await workspace.start(None)
         self.workspace = workspace
@@ -140,7 +140,7 @@ class SimClient:
         self.loaded = False
         self.seen: list[str] = []  # Cursors in the order they arrived.
         self.socket: SimSocket | None = None
-        self.sleepy = 0.0  # Seconds it may wait before it reads on.
+        self.sleepy = 0.0  # The maximum delay between reads in seconds.
 
     async def run(self) -> None:
         """Connect, follow, lose the connection, and again, until cancelled."""
@@ -159,7 +159,7 @@ class SimClient:
         if workspace is None or workspace.closing:
             raise ConnectionError
         if not self.loaded or self.view == "crush":
-            # A Crush client has no cursor: it reads its state anew whenever it connects.
+            # A Crush client has no cursor: it reloads its state on every connection.
             self.seen.clear()
             await self._load()
         self.socket = socket = SimSocket(self.server.loop)
@@ -174,7 +174,7 @@ class SimClient:
                 serving.cancel()
 
     async def _serve(self, workspace: LiveWorkspace, socket: SimSocket) -> None:
-        """What the event route does."""
+        """Serve the event stream like its route."""
         subscriber = workspace.hub.join(socket, self.view, Filter())
         try:
             cursor = parse_cursor(self.mirror.cursor) if self.mirror.cursor else None
@@ -187,22 +187,22 @@ class SimClient:
     async def _read(self, socket: SimSocket) -> None:
         lines = SseParser()
         while data := await socket.take():
-            for told in lines.feed(data):
-                await self._apply(told)
+            for event in lines.feed(data):
+                await self._apply(event)
             if self.sleepy:
                 await asyncio.sleep(self.server.loop.random.random() * self.sleepy)
 
-    async def _apply(self, told: ServerEvent) -> None:
-        if told.cursor:
-            self.seen.append(told.cursor)
-        if told.type == "resync":
-            assert told.read(Resync).reason == "trimmed"
+    async def _apply(self, event: ServerEvent) -> None:
+        if event.cursor:
+            self.seen.append(event.cursor)
+        if event.type == "resync":
+            assert event.read(Resync).reason == "trimmed"
             self.loaded = False
             self.seen.clear()
-            raise ConnectionError  # Read the state anew, and connect again at its cursor.
+            raise ConnectionError  # Reload the state and reconnect at its cursor.
         else:
-            # A client could read the message again; a server that is in order never makes it.
-            assert self.mirror.apply(told) is None, "a delta did not fit"
+            # A client could reload the message; a correct server never requires it.
+            assert self.mirror.apply(event) is None, "a delta did not fit"
 
     async def _load(self) -> None:
         workspace = self.server.workspace

@@ -1,4 +1,4 @@
-"""Agents of a project: found by look-ups, and what is derived of them can always be made anew."""
+"""Agents in the store: queries use indexes, and derived columns can be rebuilt."""
 
 import random
 import re
@@ -20,8 +20,8 @@ from culm.store.agents import (
     children_of,
     end_lost_agents,
     find_agent,
-    note_agent,
     rebuild,
+    set_agent_activity,
     set_budget,
 )
 from culm.store.base import Tx
@@ -33,7 +33,7 @@ from culm.store.sql import QUERIES
 from culm.store.writer import connect
 from culm.wire.agents import Agent
 from culm.wire.runs import Limits
-from tests.store.mirrored import Mirrored
+from tests.store.log_mirror import LogMirror
 from tests.store.trees import TOP, Tree, open_tree
 from tests.support import contract
 
@@ -49,7 +49,7 @@ def tree() -> Generator[Tree]:
     file.close()
 
 
-LOOK_UPS = (
+INDEXED_QUERIES = (
     "get_agent", "agent_of_session", "agents_of_parent", "agents_below", "agents_at_work",
     "one_child_more", "one_child_less", "take_up_agent", "begin_agent", "end_agent", "note_agent",
     "set_budget", "set_worktree", "delete_agent_of_session", "sessions_above", "count_on_agent",
@@ -59,19 +59,19 @@ LOOK_UPS = (
 
 
 @contract("FLEET-63")
-@pytest.mark.parametrize("name", LOOK_UPS)
-def test_who_is_meant_is_found_by_an_index_whatever_the_size(tree: Tree, name: str) -> None:
+@pytest.mark.parametrize("name", INDEXED_QUERIES)
+def test_agent_query_uses_an_index(tree: Tree, name: str) -> None:
     query = QUERIES[name]
     wanted = len(set(re.findall(r"\?\d+", query))) or query.count("?")
     plan = tree.connection.execute(f"EXPLAIN QUERY PLAN {query}", [None] * wanted).fetchall()
     details = [str(row["detail"]) for row in plan]
-    # What a recursive query has found so far is walked over; a table is not.
+    # A recursive query may scan its own results, but no table.
     tables = r"SCAN (agents|own|other|runs|r|letters|sessions|s)( USING COVERING INDEX \w+)?"
     assert not [one for one in details if re.fullmatch(tables, one)]
 
 
 @contract("FLEET-62", "FLEET-63")
-def test_an_agent_reads_as_it_was_written_until_it_is_removed_and_then_is_unknown(
+def test_agent_reads_as_written_and_is_unknown_after_its_deletion(
     tree: Tree,
 ) -> None:
     tree.add("a")
@@ -107,8 +107,8 @@ def test_an_agent_reads_as_it_was_written_until_it_is_removed_and_then_is_unknow
     assert find_agent("nobody")(tree.connection) is None
 
 
-def _grown(tree: Tree, seed: int) -> None:
-    """Agents that come, work and go, in an order that the seed decides."""
+def _grow(tree: Tree, seed: int) -> None:
+    """Add, use and delete agents in an order given by the seed."""
     chance = random.Random(seed)
     for number in range(60):
         names = tree.names
@@ -123,10 +123,8 @@ def _grown(tree: Tree, seed: int) -> None:
 
 @contract("FLEET-64", "FLEET-65")
 @pytest.mark.parametrize("seed", range(8))
-def test_what_was_kept_up_is_what_a_rebuild_makes_of_it_whatever_was_damaged(
-    tree: Tree, seed: int
-) -> None:
-    _grown(tree, seed)
+def test_rebuild_restores_the_derived_columns_after_any_damage(tree: Tree, seed: int) -> None:
+    _grow(tree, seed)
     kept = tree.rows()
     assert tree.do(rebuild) == 0
     # As if the index had been deleted ...
@@ -144,11 +142,11 @@ def test_what_was_kept_up_is_what_a_rebuild_makes_of_it_whatever_was_damaged(
 
 
 def _is_odd(row: tuple[object, ...]) -> bool:
-    """Whether it is an agent's row with an odd number; that of a run begins with its id."""
+    """Return True for an agent row with an odd number; the row of a run begins with its id."""
     return isinstance(row[0], int) and row[0] % 2 == 1
 
 
-def test_a_rebuild_that_fails_in_its_middle_has_changed_nothing(tree: Tree) -> None:
+def test_failed_rebuild_changes_nothing(tree: Tree) -> None:
     for name in ("a", "b", "c"):
         tree.add(name)
     tree.connection.execute("UPDATE agents SET depth = 9")
@@ -163,7 +161,7 @@ def test_a_rebuild_that_fails_in_its_middle_has_changed_nothing(tree: Tree) -> N
     assert tree.rows() == before
 
 
-def test_an_agent_that_is_deleted_takes_those_below_it_along_and_what_they_used(
+def test_deleting_an_agent_deletes_its_children_and_their_usage(
     tree: Tree,
 ) -> None:
     for name, parent in (("a", TOP), ("b", "a"), ("c", "b"), ("d", "a")):
@@ -180,33 +178,33 @@ def test_an_agent_that_is_deleted_takes_those_below_it_along_and_what_they_used(
 
 
 @contract("EXC-13")
-def test_whoever_follows_the_log_knows_what_agents_have_used_when_some_are_deleted(
+def test_log_mirror_follows_agent_usage_when_agents_are_deleted(
     tree: Tree,
 ) -> None:
-    mirrored = Mirrored()
-    assert mirrored.check(tree.connection) == []
+    log_mirror = LogMirror()
+    assert log_mirror.check(tree.connection) == []
     for name, parent in (("a", TOP), ("b", "a"), ("c", "b"), ("d", "c")):
         tree.add(name, parent)
         tree.use(name, 10, 0.5)
-    assert mirrored.check(tree.connection) == []
+    assert log_mirror.check(tree.connection) == []
     tree.delete("c")
-    assert mirrored.check(tree.connection) == []
+    assert log_mirror.check(tree.connection) == []
 
 
 @contract("EXC-13")
-def test_whoever_follows_the_log_knows_that_no_worker_survived_a_crash(tree: Tree) -> None:
+def test_log_mirror_knows_that_no_worker_survived_a_crash(tree: Tree) -> None:
     tree.add("a")
-    tree.do(note_agent("a", waiting_for="ask", pid=7))
-    mirrored = Mirrored()
-    assert mirrored.check(tree.connection) == []
+    tree.do(set_agent_activity("a", waiting_for="ask", pid=7))
+    log_mirror = LogMirror()
+    assert log_mirror.check(tree.connection) == []
     tree.do(end_lost_agents)
     (a,) = agents_at_work(tree.connection)
     assert (a.waiting_for, a.pid) == ("", 0)
-    assert mirrored.check(tree.connection) == []
+    assert log_mirror.check(tree.connection) == []
 
 
 @contract("FLEET-P12")
-def test_any_depth_is_kept_and_rows_that_lead_back_to_themselves_are_cut_and_told(
+def test_any_depth_is_stored_and_cycles_are_cut_and_reported(
     tree: Tree,
 ) -> None:
     names = [TOP, *(f"d{number}" for number in range(60))]
@@ -218,7 +216,7 @@ def test_any_depth_is_kept_and_rows_that_lead_back_to_themselves_are_cut_and_tol
     assert (deepest.agent.depth, deepest.path) == (60, tuple(names))
     assert len(agents_below("d0")(tree.connection)) == 59
     assert tree.do(rebuild) == 0
-    # Nobody of ours writes this.
+    # The server never writes this.
     tree.connection.execute("UPDATE agents SET parent_id = 'd59' WHERE id = 'd57'")
     assert tree.do(rebuild) > 0
     cut = find_agent("d58")(tree.connection)
@@ -231,7 +229,7 @@ def test_any_depth_is_kept_and_rows_that_lead_back_to_themselves_are_cut_and_tol
     assert sorted(found) == ["d57", "d58", "d59"]
 
 
-def test_who_leads_back_to_itself_is_found_and_who_only_leads_there_is_not() -> None:
+def test_only_agents_inside_a_cycle_are_circular() -> None:
     assert circular_in({}) == ()
     assert circular_in({"a": "top", "b": "a", "c": "gone"}) == ()
     assert circular_in({"x": "x", "tail": "x"}) == ("x",)
@@ -239,14 +237,14 @@ def test_who_leads_back_to_itself_is_found_and_who_only_leads_there_is_not() -> 
 
 
 @contract("FLEET-P12")
-def test_an_index_that_does_not_fit_its_table_is_told_and_made_anew(tmp_path: Path) -> None:
+def test_corrupt_index_is_reported_and_rebuilt(tmp_path: Path) -> None:
     file = tmp_path / "culm.db"
     with open_tree(file) as tree:
         tree.add("a")
     (hidden,) = _change_schema(file, "SELECT * FROM sqlite_master WHERE name = 'agents_of_parent'")
     _change_schema(file, "DELETE FROM sqlite_master WHERE name = 'agents_of_parent'")
     with open_tree(file) as tree:
-        tree.add("b", "a")  # The index does not hear of it.
+        tree.add("b", "a")  # The index is not updated.
     _change_schema(file, "INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", hidden)
     damaged = examine(file)
     assert "agents_of_parent" in damaged.problems[0]
@@ -264,7 +262,7 @@ def _change_schema(
         return connection.execute(change, values).fetchall()
 
 
-def test_a_look_changes_nothing_and_a_repair_makes_what_is_derived_anew(tmp_path: Path) -> None:
+def test_examine_changes_nothing_and_repair_restores_derived_columns(tmp_path: Path) -> None:
     file = tmp_path / "culm.db"
     with open_tree(file) as tree:
         tree.add("a")

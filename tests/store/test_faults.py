@@ -1,4 +1,4 @@
-"""What goes wrong below the store: locks, full disks, two writers, a chunk that was lost."""
+"""Failures below the store: locks, removed files, two writers, lost chunks."""
 
 import asyncio
 import sqlite3
@@ -26,7 +26,7 @@ from culm.wire.messages import Message, Text, TextPart
 from tests.support import WAIT_S
 
 
-async def test_a_locked_file_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
+async def test_locked_file_is_not_treated_as_damaged(tmp_path: Path) -> None:
     path = tmp_path / "culm.db"
     async with open_store(path, LoopClock(), Ids()) as store:
         epoch = store.epoch
@@ -42,7 +42,7 @@ async def test_a_locked_file_is_not_taken_for_a_damaged_one(tmp_path: Path) -> N
     assert not list(tmp_path.glob("*damaged*"))
 
 
-async def test_two_writers_of_one_file_number_their_events_one_after_the_other(
+async def test_two_writers_of_one_file_number_their_events_consecutively(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "culm.db"
@@ -56,7 +56,7 @@ async def test_two_writers_of_one_file_number_their_events_one_after_the_other(
         assert (one.seq, two.seq) == (3, 4)
 
 
-async def test_a_chunk_that_lost_its_predecessor_makes_nothing_unreadable() -> None:
+async def test_chunk_without_its_predecessor_leaves_the_message_readable() -> None:
     file, ids = MemoryFile(), Ids()
     session_id = ids.session()
     message = Message(ids.message(), "assistant", session_id, [TextPart(Text("known "))])
@@ -70,7 +70,7 @@ async def test_a_chunk_that_lost_its_predecessor_makes_nothing_unreadable() -> N
     file.close()
 
 
-async def test_a_listener_that_fails_does_not_leave_the_others_waiting() -> None:
+async def test_failing_callback_does_not_block_other_writes() -> None:
     file = MemoryFile()
     async with open_memory_store(file, LoopClock(), Ids()) as store, asyncio.timeout(WAIT_S):
 
@@ -83,9 +83,7 @@ async def test_a_listener_that_fails_does_not_leave_the_others_waiting() -> None
 
 
 @pytest.mark.parametrize("name", ["culm.db", "culm.db-wal"])
-async def test_a_write_into_files_that_were_removed_is_not_acknowledged(
-    tmp_path: Path, name: str
-) -> None:
+async def test_write_to_removed_files_fails(tmp_path: Path, name: str) -> None:
     path = tmp_path / "culm.db"
     async with open_store(path, LoopClock(), Ids()) as store, asyncio.timeout(WAIT_S):
         await store.append("run_changed", "updated", payload=b"1")
@@ -96,7 +94,7 @@ async def test_a_write_into_files_that_were_removed_is_not_acknowledged(
         assert (store.seq, store.health.state) == (1, "failing")
 
 
-async def test_a_row_that_cannot_be_stored_fails_alone_and_the_writer_lives(
+async def test_unstorable_row_fails_alone_and_the_writer_continues(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "culm.db"
@@ -110,7 +108,7 @@ async def test_a_row_that_cannot_be_stored_fails_alone_and_the_writer_lives(
         assert (store.seq, store.health.state) == (2, "ok")
 
 
-async def test_damage_seen_in_use_is_not_marked_clean_and_moved_aside_at_the_next_open(
+async def test_damage_found_in_use_moves_the_file_aside_at_the_next_open(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "culm.db"
@@ -120,7 +118,9 @@ async def test_damage_seen_in_use_is_not_marked_clean_and_moved_aside_at_the_nex
     with path.open("r+b") as file:
         file.seek(path.stat().st_size * 3 // 4)
         file.write(b"\xff" * 40_000)
-    async with open_store(path, LoopClock(), Ids()) as store:  # Closed cleanly: not looked at.
+    async with open_store(
+        path, LoopClock(), Ids()
+    ) as store:  # Closed cleanly, so it is not checked.
         with pytest.raises(StoreDamaged):
             await store.read(replay(0, 6000, 7000, lambda type_, session_id: True))
         assert store.health.state == "failing"

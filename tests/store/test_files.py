@@ -1,4 +1,4 @@
-"""The database file: what is refused, what is moved aside, what the store keeps of a message."""
+"""The database file: refused or replaced files, and the stored form of messages."""
 
 import asyncio
 import sqlite3
@@ -33,12 +33,12 @@ from culm.wire.messages import Finish, FinishPart, Message, Text, TextPart, Tool
 from tests.support import WAIT_S, contract
 
 
-async def test_a_newer_schema_is_refused_and_the_file_left_alone(tmp_path: Path) -> None:
+async def test_newer_schema_is_refused_and_the_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "culm.db"
     connection = connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(SchemaTooNew, match=r"schema 99, this one knows \d+"):
+    with pytest.raises(SchemaTooNew, match=r"schema 99, this version supports \d+"):
         async with open_store(path, LoopClock(), Ids()):
             pass
     connection = connect(path)
@@ -46,7 +46,7 @@ async def test_a_newer_schema_is_refused_and_the_file_left_alone(tmp_path: Path)
     connection.close()
 
 
-async def test_a_damaged_file_is_moved_aside_and_replaced_under_a_new_epoch(tmp_path: Path) -> None:
+async def test_damaged_file_is_moved_aside_and_replaced_with_a_new_epoch(tmp_path: Path) -> None:
     path = tmp_path / "culm.db"
     async with open_store(path, LoopClock(), Ids()) as store:
         epoch = store.epoch
@@ -75,7 +75,7 @@ async def test_every_commit_reaches_the_disk_before_it_is_acknowledged(tmp_path:
     }
 
 
-async def test_the_write_ahead_log_is_checkpointed_beside_the_commits(
+async def test_write_ahead_log_is_checkpointed_between_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "IDLE_S", 0.01)
@@ -86,8 +86,8 @@ async def test_the_write_ahead_log_is_checkpointed_beside_the_commits(
             await asyncio.wait(
                 [store.append("run_changed", "updated", payload=payload) for _ in range(64)]
             )
-        # 20 MB went through. Once the writer rests, a checkpoint takes all of it out of the log,
-        # and a later commit begins that anew.
+        # 20 MB were written. Once the writer is idle, a checkpoint moves all of it out of the log,
+        # and a later commit restarts the log.
         wal = path.with_name("culm.db-wal")
         while wal.stat().st_size > 2_000_000:
             await store.append("run_changed", "updated", payload=payload)
@@ -95,7 +95,7 @@ async def test_the_write_ahead_log_is_checkpointed_beside_the_commits(
         assert path.stat().st_size > 20_000_000
 
 
-async def test_a_large_part_is_kept_beside_its_row_and_read_back_whole(tmp_path: Path) -> None:
+async def test_large_part_is_stored_beside_its_row_and_read_back_complete(tmp_path: Path) -> None:
     ids = Ids()
     session_id = ids.session()
     large = TextPart(Text("wörd " * 10_000))
@@ -115,7 +115,7 @@ async def test_a_large_part_is_kept_beside_its_row_and_read_back_whole(tmp_path:
 
 
 @contract("EXC-25")
-async def test_a_file_from_before_messages_said_their_run_says_so_of_none(tmp_path: Path) -> None:
+async def test_messages_from_before_run_ids_have_no_run_id(tmp_path: Path) -> None:
     path, ids = tmp_path / "culm.db", Ids()
     session_id = ids.session()
     with closing(connect(path)) as connection:

@@ -1,4 +1,4 @@
-"""What every run does is found by an index, however many runs there were before."""
+"""Query plans: the queries of every run use indexes."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 from culm.store.memory import MemoryFile
 from culm.store.sql import QUERIES
 
-HOT = (
+TURN_QUERIES = (
     "get_run", "start_run", "fold_run", "end_run", "folded_runs", "queued_runs", "next_place",
     "hold_run", "release_run", "held_runs_of_session", "unfinished_runs", "count_unfinished_runs",
     "is_cancelled", "settle_cancelled_run", "runs_of_cancel", "calls_of_message", "set_call_state",
@@ -16,8 +16,8 @@ HOT = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HOT)
-def test_no_query_of_a_running_turn_walks_over_a_whole_table(name: str) -> None:
+@pytest.mark.parametrize("name", TURN_QUERIES)
+def test_no_query_of_a_running_turn_scans_a_whole_table(name: str) -> None:
     file = MemoryFile()
     query = QUERIES[name]
     wanted = len(set(re.findall(r"\?\d+", query))) or query.count("?")

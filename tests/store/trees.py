@@ -1,4 +1,4 @@
-"""A database with agents in it, made by the units that a server makes it with."""
+"""A database with agents, written by the same units as in the server."""
 
 import sqlite3
 from collections.abc import Callable, Generator
@@ -11,7 +11,7 @@ from culm.ids import AgentId, Ids, RunId, SessionId
 from culm.store.agents import NewAgent, add_agent, agents_below, find_agent
 from culm.store.base import Tx, WriteJob, run_group, together
 from culm.store.files import prepare_file
-from culm.store.runs import NewRun, accept_run, count_on_run
+from culm.store.runs import NewRun, accept_run, add_run_usage
 from culm.store.sessions import add_session, add_usage, delete_session
 from culm.store.sql import QUERIES
 from culm.store.writer import connect
@@ -24,7 +24,7 @@ TOP = "top"
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A database with a session that people began, and agents below it."""
+    """A database with a top session and agents below it."""
 
     connection: sqlite3.Connection
 
@@ -40,11 +40,11 @@ class Tree:
         return job.result  # pyright: ignore[reportReturnType] - what the unit returned
 
     def begin(self) -> None:
-        """The session at the top, with its run."""
+        """Create the top session with its run."""
         self.do(together(add_session(SessionId(TOP), "", sessions_max=10**6), _run(TOP)))
 
     def add(self, name: str, parent: str = TOP) -> None:
-        """An agent in a session of its own, with a run that works for the parent's."""
+        """Create an agent in its own session, with a run for the run of the parent."""
         stored = find_agent(parent)(self.connection)
         above = (parent,) if stored is None else stored.path
         new = agent_named(name, parent, above)
@@ -53,17 +53,17 @@ class Tree:
 
     def use(self, name: str, tokens: int, cost: float) -> None:
         used = Used(tokens, 1, cost, estimated=False)
-        unit = together(add_usage(SessionId(name), used), count_on_run(RunId(f"r {name}"), used))
+        unit = together(add_usage(SessionId(name), used), add_run_usage(RunId(f"r {name}"), used))
         self.do(unit)
 
     def delete(self, name: str) -> None:
         self.do(delete_session(SessionId(name)))
 
     def rows(self) -> list[tuple[object, ...]]:
-        """All there is of agents and of the sums of runs."""
+        """All agent rows, and the tree totals of runs."""
         sums = "SELECT id, tree_steps, tree_tokens, tree_cost FROM runs ORDER BY seq"
         found = (*self.connection.execute(QUERIES["all_agents"]), *self.connection.execute(sums))
-        # What clients see is made of the other columns, by the database.
+        # The database derives `shown` from the other columns.
         return [
             tuple(_rounded(row[name]) for name in row.keys() if name != "shown")  # noqa: SIM118
             for row in found
@@ -75,13 +75,13 @@ def _rounded(value: object) -> object:
 
 
 def new_run(run_id: str, session_id: str, *, agent_id: str = "", parent_run_id: str = "") -> NewRun:
-    """One of which nothing else matters."""
+    """A run with default values for everything else."""
     return NewRun(
         id=RunId(run_id),
         session_id=SessionId(session_id),
         kind="prompt",
         state="accepted",
-        given=False,
+        run_id_given=False,
         digest="",
         prompt="",
         attachments=(),
@@ -116,7 +116,7 @@ def agent_named(name: str, parent: str, above: tuple[str, ...]) -> NewAgent:
 
 @contextmanager
 def open_tree(file: Path) -> Generator[Tree]:
-    """A database in a file, which is made if need be; only this writes to it."""
+    """A database in a file, created if necessary; nothing else may write to it."""
     is_new = not file.exists()
     if is_new:
         prepare_file(file, Ids().epoch(), 0)

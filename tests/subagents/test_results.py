@@ -1,4 +1,4 @@
-"""What a model reads of agents: what each did, what it changed, what it cost."""
+"""Agent results for the model: answers, changed files and costs."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def agent(
     )  # fmt: skip
 
 
-def test_one_agent_is_shown_by_its_answer_and_facts_and_many_each_below_its_name() -> None:
+def test_result_shows_answer_and_facts_of_each_agent() -> None:
     one = AgentReport(agent(), "It is done.\n", ["/w/x"], "branch b")
     facts = "[agent a · completed · files changed: /w/x · branch b · 70 tokens, $0.2500]"
     assert result_of([one]).content == f"It is done.\n{facts}"
@@ -58,13 +58,13 @@ def test_one_agent_is_shown_by_its_answer_and_facts_and_many_each_below_its_name
         ([AgentReport(agent(outcome=None, state="running"))], False),
     ],
 )
-def test_it_is_an_error_if_nobody_has_done_what_it_was_for(
+def test_result_is_an_error_if_no_agent_succeeded(
     reports: list[AgentReport], *, is_error: bool
 ) -> None:
     assert result_of(reports).is_error is is_error
 
 
-def test_what_is_long_is_cut_and_says_so() -> None:
+def test_long_result_is_cut_with_a_note() -> None:
     files = [f"/{n}" for n in range(FILES_SHOWN + 5)]
     content = result_of([AgentReport(agent(), "x" * (ANSWER_CHARS_MAX + 1), files)]).content
     assert "[The rest was cut off; its session has it.]" in content
@@ -74,7 +74,7 @@ def test_what_is_long_is_cut_and_says_so() -> None:
     assert (len(lines), lines[-1]) == (LIST_MAX + 1, "[3 more are not shown.]")
 
 
-def test_a_tree_is_listed_each_below_the_one_it_works_for() -> None:
+def test_agents_are_listed_below_their_parent() -> None:
     waits = agent("c", None, state="running", parent="a", depth=2)
     waits.waiting_for = "ask"
     tree = [agent("a"), agent("b", "error", reason="Why"), waits]

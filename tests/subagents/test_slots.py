@@ -1,15 +1,15 @@
-"""Slots of a tree: as many as there are, first come first served, and none is ever lost."""
+"""Agent slots of a tree: limited, first come first served, and never lost."""
 
 import asyncio
 from random import Random
 
 import pytest
 
-from culm.subagents.slots import AgentSlots
+from culm.subagents.tree import AgentSlots
 from tests.support import WAIT_S
 
 
-async def test_whoever_comes_when_all_are_taken_waits_for_one_in_order() -> None:
+async def test_agents_over_the_limit_wait_in_order() -> None:
     slots, order = AgentSlots(2), list[int]()
 
     async def work(number: int) -> None:
@@ -21,28 +21,28 @@ async def test_whoever_comes_when_all_are_taken_waits_for_one_in_order() -> None
             tasks.create_task(work(number))
         await asyncio.sleep(0)
         assert (order, slots.is_full) == ([0, 1], True)
-        slots.leave()
-        slots.leave()
+        slots.release()
+        slots.release()
     assert order == [0, 1, 2, 3]
 
 
-async def test_who_waited_for_others_goes_on_at_once_and_the_next_waits_for_both() -> None:
+async def test_reacquire_is_immediate_and_the_next_agent_waits_for_both() -> None:
     slots = AgentSlots(1)
     await slots.acquire()
-    slots.leave()  # It waits for others, one of which works.
+    slots.release()  # It waits for its sub-agents, one of which takes the slot.
     await slots.acquire()
     slots.reacquire()
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(slots.acquire())
         await asyncio.sleep(0)
-        slots.leave()
+        slots.release()
         await asyncio.sleep(0)
         assert not waiting.done()
-        slots.leave()
+        slots.release()
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_a_slot_is_never_lost_whenever_somebody_is_cancelled(seed: int) -> None:
+async def test_slot_is_never_lost_on_cancel(seed: int) -> None:
     dice, slots, working = Random(seed), AgentSlots(3), set[int]()
 
     async def work(number: int) -> None:
@@ -53,7 +53,7 @@ async def test_a_slot_is_never_lost_whenever_somebody_is_cancelled(seed: int) ->
             await asyncio.sleep(0)
         finally:
             working.discard(number)
-            slots.leave()
+            slots.release()
 
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
         started = [tasks.create_task(work(number)) for number in range(20)]

@@ -1,20 +1,22 @@
-"""What an agent is started with: what was asked for, within what everybody above it has."""
+"""The start policy of agents: the request, limited by what its parents have."""
 
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import strategies as st
 
 from culm.config.schema import AgentRole
-from culm.subagents.roles import BUILT_IN, role_text, roles_with
 from culm.subagents.start_policy import (
+    BUILT_IN_ROLES,
     AgentTerms,
     StartRefused,
     allowed_tools,
     places_of,
     plan_agent,
-    top,
+    role_text,
+    roles_with,
+    top_agent,
 )
 from culm.tools.agent_requests import AgentAssignment
 from culm.wire.config import SelectedModel
@@ -22,16 +24,16 @@ from culm.wire.runs import Limits
 
 TOOLS = ("agent", "bash", "view", "write")
 MODEL = SelectedModel(model="m", provider="p")
-TOP = top(TOOLS, MODEL)
+TOP = top_agent(TOOLS, MODEL)
 NO_WORKTREE = "an agent that may only read gets no worktree: leave out `worktree`"
 
-names = some.none() | some.lists(some.sampled_from(TOOLS), unique=True)
-limits = some.builds(
+names = st.none() | st.lists(st.sampled_from(TOOLS), unique=True)
+limits = st.builds(
     Limits,
-    wall_s=some.sampled_from((0.0, 10.0, 60.0)),
-    steps=some.integers(0, 5),
-    tokens=some.integers(0, 500),
-    cost=some.sampled_from((0.0, 0.5, 2.0)),
+    wall_s=st.sampled_from((0.0, 10.0, 60.0)),
+    steps=st.integers(0, 5),
+    tokens=st.integers(0, 500),
+    cost=st.sampled_from((0.0, 0.5, 2.0)),
 )
 
 
@@ -40,15 +42,15 @@ def choose(wanted: str, above: SelectedModel) -> SelectedModel:
 
 
 @given(
-    asked=some.builds(
-        AgentAssignment, some.just("do"), tools=names, read_only=some.booleans(), limits=limits
+    asked=st.builds(
+        AgentAssignment, st.just("do"), tools=names, read_only=st.booleans(), limits=limits
     ),
-    role=some.builds(AgentRole, tools=names, read_only=some.booleans(), limits=limits),
-    has=some.lists(some.sampled_from(TOOLS), unique=True),
-    is_read_only=some.booleans(),
-    is_narrowed=some.booleans(),
+    role=st.builds(AgentRole, tools=names, read_only=st.booleans(), limits=limits),
+    has=st.lists(st.sampled_from(TOOLS), unique=True),
+    is_read_only=st.booleans(),
+    is_narrowed=st.booleans(),
 )
-def test_what_is_given_down_is_never_more_than_anybody_above_has(
+def test_child_never_gets_more_than_its_parent_has(
     asked: AgentAssignment,
     role: AgentRole,
     has: list[str],
@@ -86,23 +88,23 @@ def test_what_is_given_down_is_never_more_than_anybody_above_has(
 
 
 def lower(one: float, other: float) -> float:
-    """Of two limits; 0 is none."""
+    """The lower of two limits; 0 means no limit."""
     return min([limit for limit in (one, other) if limit], default=0)
 
 
-def test_an_agent_has_what_its_role_and_whoever_starts_it_say() -> None:
+def test_agent_combines_its_role_and_its_assignment() -> None:
     role = AgentRole(prompt="You weave.", model="small", tools=["view", "bash"])
     asked = AgentAssignment("Weave a net.\nA large one.", role="weaver", tools=["bash"])
     planned = plan_agent(asked, TOP, roles_with({"weaver": role}), choose, depth_max=1)
     assert (planned.name, planned.role, planned.model.model) == ("Weave a net.", "weaver", "small")
     assert planned.terms == AgentTerms("You weave.", ["bash"])
-    plain = plan_agent(AgentAssignment("x" * 100), TOP, BUILT_IN, choose, depth_max=1)
+    plain = plan_agent(AgentAssignment("x" * 100), TOP, BUILT_IN_ROLES, choose, depth_max=1)
     assert (len(plain.name), plain.role, plain.model) == (60, "worker", MODEL)
     assert plain.terms.tools is None, "also those there will be later"
 
 
 @pytest.mark.parametrize(
-    ("asked", "depth", "words"),
+    ("asked", "depth", "message"),
     [
         (AgentAssignment("x"), 4, "agents nest at most 4 deep, and this one is at 4"),
         (
@@ -116,23 +118,23 @@ def test_an_agent_has_what_its_role_and_whoever_starts_it_say() -> None:
         (AgentAssignment("x", role="explorer", worktree=True), 0, NO_WORKTREE),
     ],
 )
-def test_what_cannot_be_is_told_with_what_would_be_right(
-    asked: AgentAssignment, depth: int, words: str
+def test_refused_start_names_the_valid_options(
+    asked: AgentAssignment, depth: int, message: str
 ) -> None:
-    with pytest.raises(StartRefused, match=words.replace("'", ".")):
-        plan_agent(asked, replace(TOP, depth=depth), BUILT_IN, choose, depth_max=4)
+    with pytest.raises(StartRefused, match=message.replace("'", ".")):
+        plan_agent(asked, replace(TOP, depth=depth), BUILT_IN_ROLES, choose, depth_max=4)
 
 
-def test_whoever_may_only_read_has_no_branch_made_by_starting_another() -> None:
+def test_read_only_agent_cannot_start_a_worktree_agent() -> None:
     above = replace(TOP, depth=1, is_read_only=True)
     with pytest.raises(StartRefused, match=NO_WORKTREE):
-        plan_agent(AgentAssignment("x", worktree=True), above, BUILT_IN, choose, depth_max=4)
+        plan_agent(AgentAssignment("x", worktree=True), above, BUILT_IN_ROLES, choose, depth_max=4)
     assert plan_agent(
-        AgentAssignment("x", worktree=True), TOP, BUILT_IN, choose, depth_max=4
+        AgentAssignment("x", worktree=True), TOP, BUILT_IN_ROLES, choose, depth_max=4
     ).worktree
 
 
-def test_a_configured_role_replaces_the_one_of_its_name_and_is_described_to_models() -> None:
+def test_configured_role_replaces_a_built_in_and_is_described() -> None:
     roles = roles_with({"worker": AgentRole(description="Works."), "smith": AgentRole()})
     assert list(roles) == ["explorer", "worker", "reviewer", "smith"]
     assert role_text(roles).endswith("; smith: as configured")

@@ -1,4 +1,4 @@
-"""The entry point behind `./check`: which steps there are, in which order."""
+"""The entry point of `./check`: the steps and their order."""
 
 import argparse
 import os
@@ -11,8 +11,8 @@ from tests.suite.steps import ROOT, Interrupted, Steps, open_steps, test_all, wo
 
 EPILOG = """examples:
   ./check                            all that CI runs
-  ./check tests/flow                 the tests of one folder, with the same care
-  ./check --hunt 20                  look for tests that fail by luck, 20 times the whole suite
+  ./check tests/flow                 the tests of one folder
+  ./check --hunt 20                  look for flaky tests: 20 times the whole suite
   ./check --hunt 50 tests/client     the same, for some of them
 """
 
@@ -20,7 +20,7 @@ EPILOG = """examples:
 def main() -> int:
     options = _parse()
     os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / ".venv" / "pycache")
-    # Each of hundreds of interpreters would compile all of culm again.
+    # Else each of hundreds of interpreters would compile all of culm.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if options.fast or options.broad:
         os.environ["CULM_BREADTH"] = "0.5" if options.fast else "5"
@@ -56,7 +56,7 @@ def _parse() -> argparse.Namespace:
     only_one.add_argument("--fix", action="store_true", help="repair format, lint and pages")
     only_one.add_argument("--hunt", type=int, metavar="N", help="run the tests N times, disturbed")
     parser.add_argument(
-        "--python", default="python3.13", metavar="PATH", help="the other one of a hunt"
+        "--python", default="python3.13", metavar="PATH", help="another interpreter for a hunt"
     )
     parser.add_argument("paths", nargs="*", help="tests to run instead of all checks")
     return parser.parse_args()

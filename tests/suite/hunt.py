@@ -1,7 +1,7 @@
-"""The hunt for tests that fail by luck: the suite again and again, each time disturbed otherwise.
+"""The hunt for flaky tests: the suite again and again, each time with another disturbance.
 
-Everything a round does follows from its number and the seed that is printed, so that a failure can
-be tried again. Output of rounds that failed, and one line for each failure, stay in `hunt/`.
+A round is determined by its number and the printed seed, so that a failure can be repeated. The
+output of failed rounds, and one line for each failure, stay in `hunt/`.
 """
 
 import os
@@ -34,7 +34,7 @@ while True:
             file.flush()
             os.fsync(file.fileno())
 """
-# A machine that is short of cores halts a process at any moment for this long.
+# A machine that is short of cores stops a process at any moment for this long.
 PAUSE_S, PAUSE_EVERY_S = (0.1, 0.8), (0.05, 0.6)
 
 
@@ -45,7 +45,7 @@ class Disturbance:
     name: str
     cpu_hogs: int = 0
     disk_hogs: int = 0
-    workers: int = 1  # Times those of an ordinary run.
+    workers: int = 1  # A factor of the normal number.
     pauses: bool = False  # Workers are stopped and continued at random moments.
     one_file_each: bool = False  # A process for each file, in random order.
     switch_interval: str = ""
@@ -67,7 +67,7 @@ DISTURBANCES = (
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A failure, with everything needed to try it again."""
+    """A failure, with everything needed to repeat it."""
 
     test: str
     message: str
@@ -78,7 +78,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def hunt(steps: Steps, rounds: int, paths: Sequence[str], other_python: str) -> int:
-    """Run `rounds` rounds and print what failed; the exit status says whether anything did."""
+    """Run `rounds` rounds and print the failures; return the exit status."""
     KEPT.mkdir(exist_ok=True)
     first = random.SystemRandom().randrange(1_000_000)
     found: list[Found] = []
@@ -103,7 +103,7 @@ def _round(steps: Steps, how: Disturbance, seed: int, paths: list[str], python: 
     kept = KEPT / f"{seed}-{how.name.replace(' ', '-')}.txt"
     env = {"PYTHONHASHSEED": str(seed)}
     common = [f"--hypothesis-seed={seed}", f"--order-seed={seed}", "-p", "no:cacheprovider"]
-    common += ["-o", "verbosity_assertions=2"]  # Nobody can look again at what has passed.
+    common += ["-o", "verbosity_assertions=2"]  # A flaky failure cannot be inspected later.
     if how.switch_interval:
         common.append(f"--switch-interval={how.switch_interval}")
     with kept.open("wb") as output, _disturbed(steps, how, seed):
@@ -180,7 +180,7 @@ def _disturbed(steps: Steps, how: Disturbance, seed: int) -> Generator[None]:
 
 
 def _pause_workers(over: threading.Event, seed: int) -> None:
-    """Stop one worker of pytest after the other for a moment."""
+    """Stop random workers of pytest for a moment, one after the other."""
     chance = random.Random(seed)
     while not over.wait(chance.uniform(*PAUSE_EVERY_S)):
         below = [stat.pid for stat in below_suite()]
@@ -202,7 +202,7 @@ def _prepare(steps: Steps, other: str) -> str:
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     steps.run(f"a virtual environment of {other}", other, "-m", "venv", str(folder))
     if not Path(python).exists():
-        print(f"{other} cannot be used; hint: name one with --python", flush=True)
+        print(f"{other} cannot be used; hint: pass another one with --python", flush=True)
         return sys.executable
     steps.run("pip", *install, "--upgrade", "pip>=25.1")
     steps.run("culm", *install, "--editable", ".", "--group", "dev")

@@ -1,8 +1,8 @@
-"""Everything that a step of the suite may leave behind: processes, and entries on disk.
+"""Processes and files that a step of the suite may leave behind.
 
 The suite is the reaper of all that descends from it (`PR_SET_CHILD_SUBREAPER`), so a process that
-loses its parent becomes a child of the suite, whatever it does to its session or environment.
-Elsewhere than on Linux nothing is seen.
+loses its parent becomes a child of the suite, whatever its session or environment. On systems
+other than Linux nothing is detected.
 """
 
 import os
@@ -15,7 +15,7 @@ from culm.processes.linux import ProcStat, become_subreaper
 from culm.processes.tree import alive_below, end
 
 EXIT_S = 3.0  # For processes that are about to end when their step has ended.
-KILL_S = 5.0  # A killed process needs that long only if it is stuck in the kernel.
+KILL_S = 5.0  # Needed only by a process that is stuck in the kernel.
 POLL_S = 0.05
 NAMES_MAX = 12  # Of files in a folder that was left: enough to recognize the test.
 
@@ -27,7 +27,7 @@ def adopt_orphans() -> None:
 
 
 def below_suite(apart_from: tuple[int, ...] = ()) -> list[ProcStat]:
-    """Return all live descendants but those named and theirs."""
+    """Return all live descendants except the given ones and theirs."""
     try:
         return alive_below(os.getpid(), apart_from)
     except FileNotFoundError:  # No /proc.
@@ -43,7 +43,7 @@ def command_of(pid: int) -> str:
 
 
 def end_processes(spared: Collection[int] = (), wait_s: float = EXIT_S) -> list[str]:
-    """Kill all descendants but those spared and theirs; return a line for each that was killed."""
+    """Kill all descendants except the spared ones and theirs; return a line for each."""
     apart_from = tuple(spared)
     deadline_s = time.monotonic() + wait_s
     while (left := below_suite(apart_from)) and time.monotonic() < deadline_s:
@@ -60,9 +60,9 @@ def end_processes(spared: Collection[int] = (), wait_s: float = EXIT_S) -> list[
 
 
 def entries(scratch: Path) -> frozenset[Path]:
-    """Return what stands where a test might leave something: beside `scratch`, and at home.
+    """Return the entries of folders where a test might leave files: beside `scratch`, and at home.
 
-    Only names that are ours: other programs use the same directories.
+    Only our own names: other programs use the same directories.
     """
     home = Path.home()
     shared = [Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), scratch.parent]
@@ -85,7 +85,7 @@ def _is_ours(name: str) -> bool:
 
 
 def unexpected(scratch: Path) -> list[str]:
-    """Describe whatever tests left in their temporary directory outside of pytest's own folders."""
+    """Describe what tests left in their temporary directory outside of pytest's own folders."""
     left = [path for path in sorted(scratch.iterdir()) if not path.name.startswith("pytest-of-")]
     return [f"{path} with {_names_in(path)}" for path in left]
 

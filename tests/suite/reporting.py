@@ -1,7 +1,7 @@
-"""The pytest plugin of the suite: readable failures, a record of results, orders by seed.
+"""The pytest plugin of the suite: readable failures, a file of results, seeded order.
 
-`tests/conftest.py` loads it. A failure inside nested `async with` blocks reaches pytest as groups
-of exceptions within each other; the plugin reports the exception that the reader needs.
+`tests/conftest.py` loads it. A failure inside nested `async with` blocks reaches pytest as nested
+exception groups; the plugin reports the exception that the reader needs.
 """
 
 import random
@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if interval := config.getoption("--switch-interval"):
         sys.setswitchinterval(float(interval))
     results = config.getoption("--results")
-    if results and not hasattr(config, "workerinput"):  # Workers of xdist report to the first one.
+    if results and not hasattr(config, "workerinput"):  # Workers of xdist report to the controller.
         config.pluginmanager.register(ResultsFile(Path(results)))
 
 
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def shuffled(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
-    """Return the files in their order, and the tests of each in an order of the seed's."""
+    """Return the files in their order, with the tests of each shuffled by the seed."""
     chance = random.Random(seed)
     ordered: list[pytest.Item] = []
     for _, group in groupby(items, key=lambda item: item.path):
@@ -53,7 +53,7 @@ def shuffled(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
 
 
 class ResultsFile:
-    """A file with one line for each test, for whoever runs pytest as a step of more."""
+    """A file with one line per test, for programs that run pytest as one of several steps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -91,7 +91,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     if call.excinfo is not None and isinstance(call.excinfo.value, BaseExceptionGroup):
-        group = cast("BaseExceptionGroup[BaseException]", call.excinfo.value)  # Of unknown ones.
+        group = cast("BaseExceptionGroup[BaseException]", call.excinfo.value)  # Any exceptions.
         exc = explanation(group, item.path)
         call.excinfo = pytest.ExceptionInfo[BaseException].from_exception(exc)
     return (yield)
@@ -112,13 +112,13 @@ def explanation(group: BaseExceptionGroup[BaseException], test_file: Path) -> Ba
         chosen.add_note(f"raised in a task, while the test was at {test_file.name}:{line}")
     for other in found:
         if other is not chosen:
-            chosen.add_note(f"and beside it: {type(other).__name__}: {other}")
+            chosen.add_note(f"also raised: {type(other).__name__}: {other}")
     return chosen
 
 
 def leaves(exc: BaseException) -> Iterator[BaseException]:
     if isinstance(exc, BaseExceptionGroup):
-        group = cast("BaseExceptionGroup[BaseException]", exc)  # Of unknown ones.
+        group = cast("BaseExceptionGroup[BaseException]", exc)  # Any exceptions.
         for child in group.exceptions:
             yield from leaves(child)
     else:

@@ -1,4 +1,4 @@
-"""Results of the suite, and the summary that its last lines give."""
+"""Results of the suite, and the summary at its end."""
 
 import shlex
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ SLOWEST = 10
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The end of one test. A failed teardown adds one of its own."""
+    """The result of one test. A failed teardown adds another one."""
 
     test: str
     outcome: str  # "passed", "failed" or "skipped"
@@ -21,7 +21,7 @@ class Result(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FailedStep:
-    """A command of the suite that failed by itself rather than by a test."""
+    """A command of the suite that failed without a failed test."""
 
     name: str
     command: str

@@ -1,7 +1,7 @@
 """Steps of the suite: each a command that is started, awaited and cleaned up after.
 
-Owns every process below the suite and the scratch directories that tests write to. `checks.py`
-decides which steps there are, `hunt.py` under which conditions they run.
+Owns every process below the suite and the scratch directories that tests write to. `__main__.py`
+selects the steps, `hunt.py` their conditions.
 """
 
 import os
@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 2_000_000_000  # Several times what the databases of a whole run need.
 INTERRUPT_S = 10.0  # For pytest to end its tests after Ctrl-C; then everything is killed.
-PREFIX = "check-"  # Unlike the names that tests use: another suite may run beside this one.
-NO_TESTS = 5  # The status of pytest if it found none.
+PREFIX = "check-"  # Differs from the names that tests use: another suite may run at the same time.
+NO_TESTS = 5  # The exit status of pytest if it found none.
 
 
 class Interrupted(Exception):
@@ -111,12 +111,12 @@ class Steps:
             self.outcome.failed_steps.append(FailedStep(name, " ".join(["pytest", *args])))
         self.outcome.left += end_processes(self._running)
         self.outcome.left += [f"file {path}" for path in sorted(entries(scratch) - before)]
-        if status == 0:  # A test that failed may have left its files to be looked at.
+        if status == 0:  # A failed test may leave its files for inspection.
             self.outcome.left += [f"file {line}" for line in unexpected(scratch)]
         shutil.rmtree(scratch, ignore_errors=True)
 
     def end(self, interrupt: Interrupted) -> None:
-        """Let the running commands end, then kill whatever is left."""
+        """Let the running commands end, then kill the rest."""
         deadline_s = time.monotonic() + INTERRUPT_S
         for process in self._running.values():
             if interrupt.number != signal.SIGINT:  # The terminal sent that to all of them.
@@ -133,12 +133,12 @@ class Steps:
 
 @contextmanager
 def open_steps() -> Generator[Steps]:
-    """Catch the signals that end the suite, and leave nothing behind however it ends."""
+    """Handle the signals that end the suite, and clean up at any end."""
     adopt_orphans()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     disk = Path(tempfile.mkdtemp(prefix=PREFIX))
-    disk.chmod(0o755)  # Some servers of the tests belong to another user.
+    disk.chmod(0o755)  # Some servers of the tests run as another user.
     memory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY)) if _has_memory() else disk
     steps = Steps(disk, memory)
     try:
@@ -155,26 +155,26 @@ def open_steps() -> Generator[Steps]:
 
 
 class RunTests(Protocol):
-    """`Steps.test`, or the same under conditions of its own."""
+    """`Steps.test`, or the same under other conditions."""
 
     def __call__(self, name: str, *args: str, in_memory: bool = True) -> None: ...
 
 
 def test_all(test: RunTests, count: int) -> None:
-    """Run every test: real processes on a real disk, and last those that need the whole machine."""
+    """Run every test: live tests on a real disk, and last those that need the whole machine."""
     test("tests", "-n", str(count), "--ignore", "tests/live")
     test("live", "-n", str(count + 1), "-m", "not alone", "tests/live", in_memory=False)
     test("alone", "-m", "alone", "tests/live", in_memory=False)
 
 
 def workers() -> int:
-    """Half as many again as cores: a test waits for sockets and children part of its time."""
+    """Return 1.5 workers per core: a test spends part of its time waiting."""
     cores = os.cpu_count() or 1
     return cores + (cores + 1) // 2
 
 
 def _has_memory() -> bool:
-    """Whether there is a file system in memory with room.
+    """True if there is a file system in memory with enough room.
 
     Thousands of small databases wait for the disk at each commit; in memory the suite takes half
     of the time.

@@ -1,4 +1,4 @@
-"""The scripted provider as a program of its own."""
+"""The scripted provider as a separate program."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from typing import cast
 import aiohttp
 import pytest
 
-from tests.testing.talk import OPENAI, PROMPT, events_in, text_of
+from tests.testing.provider_client import OPENAI, PROMPT, events_in, text_of
 
 pytestmark = pytest.mark.live
 START_S = 20.0  # A cold interpreter on a busy machine.
@@ -66,13 +66,13 @@ async def test_the_program_serves_its_script_until_a_signal(
             (seen,) = await response.json()
             assert (seen["n"], seen["body"]["messages"], seen["left"]) == (1, PROMPT, False)
         body = {"stream": True, "messages": PROMPT}
-        async with session.post(url + OPENAI, json=body):  # An open answer does not keep it.
+        async with session.post(url + OPENAI, json=body):  # An open answer does not delay the exit.
             os.kill(process.pid, number)
             assert await process.communicate() == (b"", b"")
     assert process.returncode == 0
 
 
-async def test_without_a_script_the_program_greets_everybody() -> None:
+async def test_without_a_script_the_program_answers_with_a_greeting() -> None:
     async with open_program() as process, aiohttp.ClientSession() as session:
         url = await url_of(process)
         first, second = await ask(session, url), await ask(session, url)
@@ -80,13 +80,13 @@ async def test_without_a_script_the_program_greets_everybody() -> None:
     assert first.startswith("Hello!")
 
 
-async def test_a_script_that_is_not_usable_ends_the_program_with_a_reason(tmp_path: Path) -> None:
+async def test_an_unusable_script_ends_the_program_with_a_reason(tmp_path: Path) -> None:
     file = tmp_path / "script.json"
     file.write_text('{"replies": [{"txt": "Four."}]}')
     async with open_program("--script", str(file)) as process:
         output, errors = await process.communicate()
     assert (process.returncode, output) == (1, b"")
-    assert b"unknown field `txt` - at `$.replies[0]`\nhint: docs/testing.md" in errors
+    assert b"unknown field `txt` - at `$.replies[0]`\nhint: see docs/testing.md" in errors
 
 
 async def test_the_help_shows_an_example() -> None:
@@ -96,16 +96,16 @@ async def test_the_help_shows_an_example() -> None:
     assert b"Example:\n    echo" in output
 
 
-async def test_the_python_example_of_the_page_runs_as_it_stands() -> None:
+async def test_the_python_example_in_the_documentation_works() -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, object] = {}
     exec(program, names)
     (example,) = (value for name, value in names.items() if name.startswith("test_"))
-    await cast("Callable[[], Awaitable[None]]", example)()  # The page says so, and it is run here.
+    await cast("Callable[[], Awaitable[None]]", example)()  # Runs the code of the page.
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page uses curl")
-async def test_the_shell_example_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
+async def test_the_shell_example_in_the_documentation_works(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     script = "\n".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)).replace("8099", str(port))
@@ -121,7 +121,7 @@ async def test_the_shell_example_of_the_page_runs_as_it_stands(tmp_path: Path) -
             output = (await process.communicate())[0].decode()
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # Whatever the script has not ended itself.
+            os.killpg(process.pid, signal.SIGKILL)  # Ends what the script has left running.
         await process.wait()
     assert process.returncode == 0, output
     assert f"listening http://127.0.0.1:{port}/v1\n" in output

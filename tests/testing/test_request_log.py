@@ -1,50 +1,50 @@
-"""What a provider remembers of its requests is bounded."""
+"""The request log of a provider is bounded."""
 
 import asyncio
 
 import pytest
 
 from culm.errors import NotFound
-from culm.testing import request_log as seen
+from culm.testing import request_log
 from culm.testing.request_log import RequestLog, SeenRequest
 
 
-def record(history: RequestLog, raw: bytes) -> SeenRequest:
-    return history.record("/v1/messages", {}, raw, 0.0)
+def record(log: RequestLog, raw: bytes) -> SeenRequest:
+    return log.record("/v1/messages", {}, raw, 0.0)
 
 
-def test_beyond_its_bound_the_oldest_requests_are_forgotten(
+def test_the_oldest_requests_beyond_the_bound_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(seen, "REQUESTS_MAX", 2)
-    history = RequestLog()
+    monkeypatch.setattr(request_log, "REQUESTS_MAX", 2)
+    log = RequestLog()
     for _ in range(5):
-        record(history, b"{}")
-    assert [one.n for one in history.requests] == [4, 5]
-    assert history.count == 5
-    assert history.get(5) is history.requests[1]
+        record(log, b"{}")
+    assert [one.n for one in log.requests] == [4, 5]
+    assert log.count == 5
+    assert log.get(5) is log.requests[1]
     for n in (0, 3, 6):
-        with pytest.raises(NotFound, match=f"no request {n}"):
-            history.get(n)
+        with pytest.raises(NotFound, match=f"request not found: {n}"):
+            log.get(n)
 
 
-def test_beyond_their_bound_the_oldest_bodies_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen, "BODY_BYTES_MAX", 10)
-    history = RequestLog()
+def test_the_oldest_bodies_beyond_the_bound_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_log, "BODY_BYTES_MAX", 10)
+    log = RequestLog()
     for raw in (b"[1]", b"[2]", b"[3]", b"[4]"):
-        record(history, raw)
-    assert [one.body for one in history.requests] == [None, [2], [3], [4]]
-    record(history, b"[1,2,3,4,5,6,7]")  # Too large alone, and yet the newest is kept.
-    assert [one.body for one in history.requests] == [None] * 4 + [[1, 2, 3, 4, 5, 6, 7]]
+        record(log, raw)
+    assert [one.body for one in log.requests] == [None, [2], [3], [4]]
+    record(log, b"[1,2,3,4,5,6,7]")  # Larger than the bound, but the newest body is always kept.
+    assert [one.body for one in log.requests] == [None] * 4 + [[1, 2, 3, 4, 5, 6, 7]]
 
 
-async def test_a_wait_ends_when_what_it_waits_for_is_told() -> None:
-    history = RequestLog()
+async def test_a_wait_ends_when_its_condition_is_notified() -> None:
+    log = RequestLog()
     async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(history.until_left(2))
-        record(history, b"")
-        second = record(history, b"")
+        waiting = tasks.create_task(log.until_left(2))
+        record(log, b"")
+        second = record(log, b"")
         await asyncio.sleep(0)
         assert not waiting.done()
         second.left = True
-        history.notify()
+        log.notify()

@@ -1,4 +1,4 @@
-"""Answers as steps: pieces, their order, and after which of them the trouble comes."""
+"""Answers as steps: the pieces, their order, and the place of a fault."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -40,7 +40,7 @@ def play(reply: Reply, dialect: Dialect | None = None) -> Iterator[Step]:
 
 
 def outline(reply: Reply) -> list[str]:
-    """A stream in words: deltas as "d", other events by what they are."""
+    """Describe a stream: deltas as "d", other events by their name."""
     dialect = OpenAiDialect(ANSWER)
     asides = {
         dialect.malformed(): "malformed",
@@ -59,7 +59,7 @@ def outline(reply: Reply) -> list[str]:
 
 
 @given(st.text())
-def test_words_put_together_are_the_text(text: str) -> None:
+def test_the_pieces_of_a_text_add_up_to_it(text: str) -> None:
     pieces = [e.text for e in events(Reply(text=text), 1, never) if isinstance(e, BlockPiece)]
     assert "".join(pieces) == text
     assert all(pieces)
@@ -87,7 +87,7 @@ def test_an_answer_is_reasoning_then_text_then_calls() -> None:
     ]
 
 
-def test_the_arguments_of_interleaved_calls_take_turns() -> None:
+def test_the_arguments_of_interleaved_calls_alternate() -> None:
     one, two = ScriptBlock("call", 0, 0, "a", "one"), ScriptBlock("call", 1, 1, "call_7_1", "two")
     assert list(events(Reply(calls=CALLS, interleave=True), 7, never)) == [
         *(BlockBegan(one), BlockBegan(two)),
@@ -97,13 +97,13 @@ def test_the_arguments_of_interleaved_calls_take_turns() -> None:
 
 
 @pytest.mark.parametrize("interleave", [False, True])
-def test_a_whole_answer_has_the_text_of_all_pieces(interleave: bool) -> None:  # noqa: FBT001
+def test_a_complete_answer_has_the_text_of_all_pieces(interleave: bool) -> None:  # noqa: FBT001
     content, deltas = content_of(Reply(text="a b", calls=CALLS, interleave=interleave), 1, never)
     assert [text for _, text in content] == ["a b", "0123456789abcdef", "xyz"]
     assert deltas == 5
 
 
-def test_exact_deltas_and_counted_tokens_are_sent_as_the_script_has_them() -> None:
+def test_exact_deltas_and_counted_tokens_are_sent_as_scripted() -> None:
     for reply, wanted in (
         (Reply(deltas=["a", "", "b c"]), ["a", "", "b c"]),
         (Reply(tokens=3), ["tok0 ", "tok1 ", "tok2 "]),
@@ -118,7 +118,7 @@ def test_exact_deltas_and_counted_tokens_are_sent_as_the_script_has_them() -> No
         (Reply(text="a b", stamp=True), ["@1 a ", "@2 b"]),
     ],
 )
-def test_a_stamp_is_the_time_at_which_the_piece_is_made(reply: Reply, wanted: list[str]) -> None:
+def test_a_stamp_is_the_time_when_its_piece_is_made(reply: Reply, wanted: list[str]) -> None:
     clock = count(1)
     pieces = events(reply, 1, lambda: next(clock))
     assert [e.text for e in pieces if isinstance(e, BlockPiece)] == wanted
@@ -141,13 +141,13 @@ def test_a_stamp_is_the_time_at_which_the_piece_is_made(reply: Reply, wanted: li
         (Reply(text="a", reasoning="b", cut_after=1), "d cut d"),
     ],
 )
-def test_trouble_comes_after_the_delta_the_script_names(reply: Reply, wanted: str) -> None:
+def test_a_fault_comes_after_the_scripted_delta(reply: Reply, wanted: str) -> None:
     assert outline(reply) == wanted.split()
 
 
 @pytest.mark.parametrize("dialect", [OpenAiDialect, AnthropicDialect])
 @pytest.mark.parametrize("line_bytes", [1_000, 70_000])
-def test_a_long_line_has_exactly_the_bytes_it_was_asked_for(
+def test_a_long_line_has_exactly_the_requested_bytes(
     dialect: type[OpenAiDialect | AnthropicDialect], line_bytes: int
 ) -> None:
     sent = list(play(Reply(text="a", long_line_bytes=line_bytes), dialect(ANSWER)))
@@ -161,7 +161,7 @@ def test_a_long_line_has_exactly_the_bytes_it_was_asked_for(
     assert sum(isinstance(step, bytes) for step in sent) == 2
 
 
-def test_usage_is_as_scripted_or_none_or_plausible() -> None:
+def test_usage_is_scripted_absent_or_estimated() -> None:
     scripted = ScriptedUsage(input=5, output=6, cache_read=7, cache_write=8)
     assert usage_of(Reply(usage=scripted), 1, 2) == scripted
     assert usage_of(Reply(usage=None), 1, 2) is None

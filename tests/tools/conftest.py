@@ -1,4 +1,4 @@
-"""A workspace with its tools, a session in a store, and something outside that nobody may see."""
+"""A workspace with its tools, a session in a store, and a secret file outside the workspace."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from culm.store.history import files_of_session
 from culm.store.memory import MemoryFile
 from culm.store.sessions import add_session
 from culm.store.store import open_memory_store
-from culm.tools.base import CallPlan, CallRequest, CallResult, Tool
+from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, ToolContext
 from culm.tools.edit import make_edit
 from culm.tools.files.file_executor import WALL_S, open_file_executor
 from culm.tools.files.paths import WorkspacePaths
@@ -22,18 +22,17 @@ from culm.tools.glob import make_glob
 from culm.tools.grep import make_grep
 from culm.tools.ls import make_ls
 from culm.tools.multiedit import make_multiedit
-from culm.tools.tool_context import ToolContext
 from culm.tools.view import make_view
 from culm.tools.write import make_write
 from culm.wire.codec import Json, encode
-from tests.support import carried_out
+from tests.support import run_call
 
 SECRET = "nobody may see this"
 SESSION = SessionId("session-1")
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class ToolHarness:
     path: Path
     tools: dict[str, Tool]
     context: ToolContext
@@ -44,25 +43,25 @@ class Desk:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
         return file
 
-    async def seen(self, name: str, content: str | bytes) -> Path:
-        """A file that the session has viewed."""
+    async def write_and_view(self, name: str, content: str | bytes) -> Path:
+        """Write a file and let the session view it."""
         file = self.write(name, content)
         assert not (await self.call("view", file_path=str(file))).is_error
         return file
 
     async def call(self, tool: str, **arguments: Json) -> CallResult:
-        """Let a tool do something, asked by nobody."""
-        return await carried_out(self.tools[tool], call_of(tool, arguments))
+        """Run a tool call without asking for approval."""
+        return await run_call(self.tools[tool], call_of(tool, arguments))
 
     async def plan(self, tool: str, **arguments: Json) -> CallPlan:
-        """What a call would do."""
+        """Return the plan of a call."""
         plan = await self.tools[tool].prepare(call_of(tool, arguments))
         assert isinstance(plan, CallPlan), plan
         return plan
 
     async def versions(self) -> list[tuple[str, int, str]]:
-        """What the history of the session has, by path."""
-        await self.context.store.write(lambda tx: None)  # All that is on its way has passed.
+        """Return the file versions in the session's history, by path."""
+        await self.context.store.write(lambda tx: None)  # Runs after all pending writes.
         files = await self.context.store.read(files_of_session(SESSION))
         return sorted((Path(file.path).name, file.version, file.content) for file in files)
 
@@ -95,15 +94,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def desk(folder: Path) -> AsyncGenerator[Desk]:
-    async with open_desk(folder) as desk:
-        yield desk
+async def harness(folder: Path) -> AsyncGenerator[ToolHarness]:
+    async with open_tool_harness(folder) as harness:
+        yield harness
 
 
 @asynccontextmanager
-async def open_desk(
+async def open_tool_harness(
     folder: Path, clock: Clock | None = None, wall_s: float = WALL_S
-) -> AsyncGenerator[Desk]:
+) -> AsyncGenerator[ToolHarness]:
     real, file = LoopClock(), MemoryFile()
     async with (
         open_file_executor(clock or real, wall_s) as work,
@@ -113,8 +112,8 @@ async def open_desk(
         await store.write(add_session(SESSION, "one", sessions_max=9))
         context = ToolContext(
             workspace_id="workspace-1",
-            inside=WorkspacePaths(folder),
-            work=work,
+            paths=WorkspacePaths(folder),
+            executor=work,
             processes=processes,
             store=store,
             clock=clock or real,
@@ -131,5 +130,5 @@ async def open_desk(
             make_view(context),
             make_write(context),
         )
-        yield Desk(folder, {tool.spec.name: tool for tool in tools}, context)
+        yield ToolHarness(folder, {tool.spec.name: tool for tool in tools}, context)
     file.close()

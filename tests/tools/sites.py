@@ -1,4 +1,4 @@
-"""Servers on this machine for tests of what comes over the network, and names to find them by."""
+"""Local HTTP servers and fake DNS for tests of network tools."""
 
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -14,7 +14,7 @@ HTML = {"Content-Type": "text/html"}
 async def open_site(
     *handlers: Handler, tls: ssl.SSLContext | None = None
 ) -> AsyncGenerator[tuple[str, list[str]]]:
-    """A server on this machine: the n-th handler is at `/n`. Gives its address, and who came."""
+    """Open a local server with the n-th handler at `/n`; yield its address and its requests."""
     seen: list[str] = []
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -31,7 +31,7 @@ async def open_site(
         await runner.cleanup()
 
 
-def says(
+def respond_with(
     body: str | bytes, status: int = 200, kind: str | None = "text/plain", **headers: str
 ) -> Handler:
     async def handler(_: web.BaseRequest) -> web.Response:
@@ -44,8 +44,8 @@ def says(
     return handler
 
 
-def leads_to(location: str) -> Handler:
-    return says("", 302, Location=location)
+def redirect_to(location: str) -> Handler:
+    return respond_with("", 302, Location=location)
 
 
 async def endless(request: web.BaseRequest) -> web.StreamResponse:
@@ -65,8 +65,8 @@ async def cut_short(request: web.BaseRequest) -> web.StreamResponse:
     return response
 
 
-class Names:
-    """DNS that says what it is told to; each answer but the last is given once."""
+class FakeDns:
+    """DNS with fixed answers; each answer but the last is given once."""
 
     def __init__(self, **answers: tuple[str, ...]) -> None:
         self.answers = {name.replace("_", "."): list(given) for name, given in answers.items()}

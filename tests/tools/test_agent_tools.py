@@ -1,4 +1,4 @@
-"""The tools for having others work: what a model writes is an errand, or it reads what is right."""
+"""The agent tools: a call becomes an agent request, or an error that says what is valid."""
 
 from dataclasses import dataclass, field
 
@@ -22,19 +22,19 @@ from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, Watch
 from culm.wire.agents import PROMPT_CHARS_MAX
 from culm.wire.codec import Json, decode, encode
 from culm.wire.runs import Limits
-from tests.support import carried_out
+from tests.support import run_call
 
 
 @dataclass(eq=False)
-class Desk:
-    """An office that remembers what it was asked to do."""
+class RecordingDelegation:
+    """A delegation that records the requests it gets."""
 
-    done: list[tuple[CallRequest, AgentRequest]] = field(
+    requests: list[tuple[CallRequest, AgentRequest]] = field(
         default_factory=list[tuple[CallRequest, AgentRequest]]
     )
 
-    async def do(self, call: CallRequest, asked: AgentRequest, watch: Watch) -> CallResult:
-        self.done.append((call, asked))
+    async def do(self, call: CallRequest, request: AgentRequest, watch: Watch) -> CallResult:
+        self.requests.append((call, request))
         return CallResult("It is done.", metadata='{"agents":[]}')
 
 
@@ -42,18 +42,18 @@ def call_of(name: str, given: dict[str, Json]) -> CallRequest:
     return CallRequest("call-1", name, "", given, "session-1")
 
 
-def tool_of(name: str, delegation: Desk | None = None) -> Tool:
-    return make_agent_tools(delegation or Desk(), may_start=True)[name]
+def tool_of(name: str, delegation: RecordingDelegation | None = None) -> Tool:
+    return make_agent_tools(delegation or RecordingDelegation(), may_start=True)[name]
 
 
 async def request_of(name: str, given: dict[str, Json]) -> AgentRequest:
-    delegation = Desk()
+    delegation = RecordingDelegation()
     call = call_of(name, given)
-    result = await carried_out(tool_of(name, delegation), call)
+    result = await run_call(tool_of(name, delegation), call)
     assert result == CallResult("It is done.", metadata='{"agents":[]}')
-    ((made, asked),) = delegation.done
+    ((made, asked),) = delegation.requests
     assert made == call
-    # As a host call it is the same.
+    # It survives encoding as a host call.
     assert decode(encode(asked), type(asked)) == asked
     return asked
 
@@ -84,7 +84,7 @@ SEEKER = AgentAssignment(
     ("name", "given", "asked"),
     [
         ("agent", {"prompt": "Go."}, StartAgents([AgentAssignment("Go.")])),
-        # Models write numbers and booleans as text, and null or nothing for what they leave out.
+        # Models write numbers and booleans as text, and null or nothing for omitted values.
         (
             "agent",
             {"prompt": "Go.", "wait": "false", "assignments": []},
@@ -139,18 +139,18 @@ SEEKER = AgentAssignment(
         ("mail", {"action": "status", "letter": "l"}, MailRequest("status", letter="l")),
     ],
 )
-async def test_what_a_model_writes_is_done_by_the_office_and_its_answer_is_the_result(
+async def test_a_call_becomes_a_request_and_its_answer_the_result(
     name: str, given: dict[str, Json], asked: AgentRequest
 ) -> None:
     assert await request_of(name, given) == asked
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "words"),
+    ("name", "given", "message"),
     [
         ("agent", {}, "give a prompt, or assignments that each have one"),
         ("agent", {"prompt": "  "}, "give a prompt"),
-        ("agent", {"prompt": "x" * (PROMPT_CHARS_MAX + 1)}, "all it has to know"),
+        ("agent", {"prompt": "x" * (PROMPT_CHARS_MAX + 1)}, "everything it has to know"),
         ("agent", {"prompt": "Go.", "tools": "view"}, "The only tools it may use"),
         ("agent", {"prompt": "Go.", "limits": {"steps": "many"}}, "wall_s, steps, tokens, cost"),
         ("agent", {"prompt": "Go.", "assignments": [ONE]}, "beside assignments only wait is taken"),
@@ -179,28 +179,28 @@ async def test_what_a_model_writes_is_done_by_the_office_and_its_answer_is_the_r
         ("mail", {"action": "send", "to": "a", "text": "x", "kind": "reply"}, "handoff"),
     ],
 )
-async def test_arguments_that_are_wrong_are_answered_with_what_is_right_and_nothing_is_done(
-    name: str, given: dict[str, Json], words: str
+async def test_invalid_arguments_are_refused_with_what_is_valid(
+    name: str, given: dict[str, Json], message: str
 ) -> None:
-    delegation = Desk()
+    delegation = RecordingDelegation()
     result = await tool_of(name, delegation).prepare(call_of(name, given))
     assert isinstance(result, CallResult)
     assert result.is_error
     assert result.content.startswith(f"{name}: ")
-    assert words in result.content
-    assert delegation.done == []
+    assert message in result.content
+    assert delegation.requests == []
 
 
-async def test_nobody_is_asked_about_an_errand_and_nothing_is_done_before_it_runs() -> None:
-    delegation = Desk()
+async def test_an_agent_call_needs_no_approval_and_does_nothing_before_it_runs() -> None:
+    delegation = RecordingDelegation()
     plan = await tool_of("agent", delegation).prepare(call_of("agent", {"prompt": "Go."}))
     assert isinstance(plan, CallPlan)
     assert plan.action.is_free
-    assert delegation.done == []
+    assert delegation.requests == []
 
 
-def test_each_tool_says_whether_it_runs_beside_others_and_what_a_crash_means() -> None:
-    tools = make_agent_tools(Desk(), may_start=True)
+def test_each_agent_tool_declares_its_parallelism_crash_rule_and_schema() -> None:
+    tools = make_agent_tools(RecordingDelegation(), may_start=True)
     assert {name: (tool.parallel, tool.crash) for name, tool in tools.items()} == {
         "agent": (True, "ask"),
         "agent_wait": (True, "again"),
@@ -209,7 +209,7 @@ def test_each_tool_says_whether_it_runs_beside_others_and_what_a_crash_means() -
         "agent_list": (True, "again"),
         "mail": (False, "ask"),
     }
-    assert [*make_agent_tools(Desk(), may_start=False)] == ["agent_list", "mail"]
+    assert [*make_agent_tools(RecordingDelegation(), may_start=False)] == ["agent_list", "mail"]
     assert {name: tool.spec.parameters["required"] for name, tool in tools.items()} == {
         "agent": [],
         "agent_wait": [],
@@ -219,7 +219,7 @@ def test_each_tool_says_whether_it_runs_beside_others_and_what_a_crash_means() -
         "mail": ["action"],
     }
     properties = tools["agent"].spec.parameters["properties"]
-    # A Crush client shows such a call by its prompt.
+    # A Crush client shows such a call by its first argument, the prompt.
     assert next(iter(properties)) == "prompt"
     assert properties["assignments"]["items"]["required"] == ["prompt"]
     assert b"$ref" not in msgspec.json.encode([tool.spec for tool in tools.values()])

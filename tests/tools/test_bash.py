@@ -1,4 +1,4 @@
-"""`bash` with real processes: what a model reads, and what is left when it has."""
+"""`bash` with real processes: the text a model reads, and that no process is left."""
 
 import asyncio
 import os
@@ -14,28 +14,28 @@ from culm.tools.bash import COMMAND_BYTES_MAX
 from culm.tools.process.output import FILE_BYTES_MAX, MODEL_BYTES_MAX
 from culm.wire.codec import Json
 from tests.support import WAIT_S, FakeClock
-from tests.tools.bench import Bench, open_bench
+from tests.tools.command_harness import CommandHarness, open_command_harness
 
 NOW_S = 1_800_000_000.0
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncGenerator[Bench]:
-    async with open_bench(tmp_path) as bench:
-        yield bench
+async def harness(tmp_path: Path) -> AsyncGenerator[CommandHarness]:
+    async with open_command_harness(tmp_path) as harness:
+        yield harness
 
 
 def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def is_left(file: Path) -> bool:
-    """Whether the process whose pid is in a file lives; an empty one was not written in time."""
+def is_running(file: Path) -> bool:
+    """Tell if the process whose pid is in `file` runs; an empty file means it never started."""
     text = file.read_text()
     return bool(text) and Path(f"/proc/{int(text)}/cwd").exists()
 
 
-SAID = {
+OUTPUTS = {
     "echo out; echo err >&2": "out\nerr",
     "true": "(no output)",
     " \n": "(no output: the command is empty)",
@@ -59,46 +59,46 @@ SAID = {
 }
 
 
-async def test_a_model_reads_what_a_command_puts_out_and_how_it_ended(bench: Bench) -> None:
-    bench.env.update(CULM_TOKEN="secret", MINE="yes", PAGER="less")
-    assert {command: await bench.bash(command) for command in SAID} == SAID
+async def test_a_model_reads_the_output_and_the_exit_of_a_command(harness: CommandHarness) -> None:
+    harness.env.update(CULM_TOKEN="secret", MINE="yes", PAGER="less")
+    assert {command: await harness.bash(command) for command in OUTPUTS} == OUTPUTS
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         ({}, "bash: Object missing required field `command`"),
-        ({"command": 5}, "bash: Expected `str`, got `int` - command: What to run."),
-        ({"command": "a\0b"}, "bash: command: it has a NUL character, which no shell takes"),
+        ({"command": 5}, "bash: Expected `str`, got `int` - command: The command to run."),
+        ({"command": "a\0b"}, "bash: command: it contains a NUL character, which no shell accepts"),
         (
             {"command": "x" * (COMMAND_BYTES_MAX + 1)},
             "bash: command: it has 120,001 bytes, more than 120,000; write a script first",
         ),
         ({"command": "true", "timeout": -1}, "bash: Expected `int` >= 0"),
         ({"command": "true", "working_dir": "gone"}, "There is no gone in the workspace."),
-        ({"command": "true", "working_dir": "file"}, "file is no directory to work in."),
+        ({"command": "true", "working_dir": "file"}, "file is not a directory."),
     ],
 )
-async def test_a_call_that_cannot_be_carried_out_is_told_why(
+async def test_an_impossible_call_is_refused_with_the_reason(
     tmp_path: Path, arguments: dict[str, Json], problem: str
 ) -> None:
-    async with open_bench(tmp_path) as bench:
-        (bench.path / "file").touch()
-        result = await bench.call("bash", **arguments)
+    async with open_command_harness(tmp_path) as harness:
+        (harness.path / "file").touch()
+        result = await harness.call("bash", **arguments)
         assert result.is_error
         assert result.content.startswith(problem)
 
 
-async def test_a_plan_shows_the_command_as_it_will_run_and_the_result_tells_when(
+async def test_a_plan_shows_the_exact_command_and_the_result_its_times(
     tmp_path: Path,
 ) -> None:
-    async with open_bench(tmp_path, FakeClock(NOW_S)) as bench:
-        (bench.path / "sub").mkdir()
-        (tmp_path / "link").symlink_to(bench.path / "sub")
+    async with open_command_harness(tmp_path, FakeClock(NOW_S)) as harness:
+        (harness.path / "sub").mkdir()
+        (tmp_path / "link").symlink_to(harness.path / "sub")
         given = {"command": "touch a\ntouch b", "description": "Touch", "working_dir": "../link"}
-        plan = await bench.plan("bash", **given)
+        plan = await harness.plan("bash", **given)
         assert isinstance(plan, CallPlan)
-        sub = str(bench.path / "sub")
+        sub = str(harness.path / "sub")
         assert plan.action == ResolvedAction(
             "bash",
             "execute",
@@ -113,11 +113,11 @@ async def test_a_plan_shows_the_command_as_it_will_run_and_the_result_tells_when
             coverage=plan.action.coverage,
             why=plan.action.why,
         )
-        assert all(grain.endswith(f" @ {sub}") for grain in plan.action.coverage)
-        again = await bench.plan("bash", **given)
+        assert all(item.endswith(f" @ {sub}") for item in plan.action.coverage)
+        again = await harness.plan("bash", **given)
         assert isinstance(again, CallPlan)
         assert again.action.digest == plan.action.digest
-        result = await plan.run(bench.watched.append)
+        result = await plan.run(harness.live_output.append)
         assert (result.content, result.is_error) == ("(no output)", False)
         assert msgspec.json.decode(result.metadata) == {
             "start_time": NOW_S * 1000,
@@ -127,140 +127,146 @@ async def test_a_plan_shows_the_command_as_it_will_run_and_the_result_tells_when
             "working_directory": sub,
         }
         assert sorted(file.name for file in Path(sub).iterdir()) == ["a", "b"]
-        Path(sub).rename(bench.path / "other")
+        Path(sub).rename(harness.path / "other")
         Path(sub).symlink_to("/")
-        assert await plan.run(bench.watched.append) == CallResult(
-            "sub is not the directory any more that it was; nothing was run.", is_error=True
+        assert await plan.run(harness.live_output.append) == CallResult(
+            "sub is no longer the same directory; nothing was run.", is_error=True
         )
 
 
-async def test_a_session_goes_on_where_its_last_command_ended(bench: Bench, tmp_path: Path) -> None:
-    sub = bench.path / "sub"
+async def test_a_session_continues_in_the_directory_of_its_last_command(
+    harness: CommandHarness, tmp_path: Path
+) -> None:
+    sub = harness.path / "sub"
     (sub / "deep").mkdir(parents=True)
-    assert await bench.bash("cd sub/deep; exit 1") == (
+    assert await harness.bash("cd sub/deep; exit 1") == (
         f"(no output)\nThe next one starts in {sub}/deep.\nExit code 1"
     )
-    assert await bench.bash("pwd", "other session") == str(bench.path)
-    assert await bench.bash("pwd", working_dir="..") == str(sub)
-    assert await bench.bash("(cd /); pwd") == f"{sub}/deep"
+    assert await harness.bash("pwd", "other session") == str(harness.path)
+    assert await harness.bash("pwd", working_dir="..") == str(sub)
+    assert await harness.bash("(cd /); pwd") == f"{sub}/deep"
     (sub / "deep").rmdir()
-    assert await bench.bash("pwd") == str(bench.path)
-    await bench.bash("cd sub")
-    assert await bench.bash(f"cd {tmp_path}") == (
+    assert await harness.bash("pwd") == str(harness.path)
+    await harness.bash("cd sub")
+    assert await harness.bash(f"cd {tmp_path}") == (
         f"(no output)\nIt ended in {tmp_path}, outside the workspace; the next one starts inside "
         "again."
     )
-    assert await bench.bash("pwd") == str(bench.path)
-    plan = await bench.plan("bash", command="ls", working_dir="../..")
+    assert await harness.bash("pwd") == str(harness.path)
+    plan = await harness.plan("bash", command="ls", working_dir="../..")
     assert isinstance(plan, CallPlan)
     assert (plan.action.is_free, plan.action.path) == (False, str(tmp_path.parent))
 
 
-async def test_what_a_command_leaves_behind_is_ended_and_the_result_says_so(bench: Bench) -> None:
-    said = await bench.bash(
+async def test_processes_left_behind_are_ended_and_the_result_says_so(
+    harness: CommandHarness,
+) -> None:
+    output = await harness.bash(
         "setsid sleep 60 & echo $! > one; (trap '' TERM; nohup sleep 60 & echo $! > two) & wait %2"
     )
-    assert said == (
+    assert output == (
         "(no output)\n2 processes it left behind were ended with it.\n"
-        "What shall go on running needs run_in_background."
+        "Use run_in_background for a process that must keep running."
     )
-    assert not any(is_left(bench.path / name) for name in ("one", "two"))
+    assert not any(is_running(harness.path / name) for name in ("one", "two"))
 
 
-async def test_a_command_that_takes_too_long_is_killed_though_it_ignores_it(tmp_path: Path) -> None:
+async def test_a_command_past_its_timeout_is_killed_even_if_it_ignores_sigterm(
+    tmp_path: Path,
+) -> None:
     clock = FakeClock()
     async with (
-        open_bench(tmp_path, clock) as bench,
+        open_command_harness(tmp_path, clock) as harness,
         asyncio.timeout(WAIT_S),
         asyncio.TaskGroup() as tasks,
     ):
         stubborn = "trap '' TERM; echo $$ > pid; echo begun; while :; do sleep 60; done"
-        call = tasks.create_task(bench.call("bash", command=stubborn, timeout=600))
-        await bench.heard("begun", clock)
-        result = await bench.ended(call, clock, 600)
+        call = tasks.create_task(harness.call("bash", command=stubborn, timeout=600))
+        await harness.wait_for_output("begun", clock)
+        result = await harness.advance_until_done(call, clock, 600)
         assert result.is_error
         assert result.content == (
             "begun\nIt did not end within 600 s and was killed.\nEnded by signal 9 (SIGKILL)"
         )
-        assert not is_left(bench.path / "pid")
+        assert not is_running(harness.path / "pid")
 
 
-async def test_a_cancelled_call_leaves_no_process_and_no_descriptor(bench: Bench) -> None:
-    await bench.bash("true")
+async def test_a_canceled_call_leaves_no_process_and_no_descriptor(harness: CommandHarness) -> None:
+    await harness.bash("true")
     before = descriptors()
     async with asyncio.timeout(WAIT_S):
         for steps in (None, *range(12)):
             async with asyncio.TaskGroup() as tasks:
                 text = "setsid sleep 60 & echo $! > pid; echo begun; wait"
-                task = tasks.create_task(bench.call("bash", command=text))
+                task = tasks.create_task(harness.call("bash", command=text))
                 if steps is None:
-                    await bench.heard("begun")
+                    await harness.wait_for_output("begun")
                 for _ in range(steps or 0):
                     await asyncio.sleep(0)
                 task.cancel()
-            assert not is_left(bench.path / "pid")
-        while descriptors() > before or await bench.context.processes.processes("w1"):
-            await asyncio.sleep(0.01)  # The wardens are about to go.
+            assert not is_running(harness.path / "pid")
+        while descriptors() > before or await harness.context.processes.processes("w1"):
+            await asyncio.sleep(0.01)  # The shims are about to exit.
 
 
-async def test_much_output_is_taken_quickly_and_little_of_it_is_kept(bench: Bench) -> None:
+async def test_huge_output_is_read_with_bounded_memory(harness: CommandHarness) -> None:
     tracemalloc.start()
     try:
-        said = await bench.bash("echo begin; head -c 100000000 /dev/zero; echo; echo the end")
+        output = await harness.bash("echo begin; head -c 100000000 /dev/zero; echo; echo the end")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    (file,) = bench.context.outputs.iterdir()
+    (file,) = harness.context.outputs.iterdir()
     left_out = 100_000_015 - MODEL_BYTES_MAX
-    assert said == (
+    assert output == (
         f"begin\n\ufffd\n[… {left_out:,} bytes are left out here; the first "
         f"{FILE_BYTES_MAX:,} bytes of the output are in {file} …]\n\ufffd\nthe end"
     )
     assert file.stat().st_size == FILE_BYTES_MAX
-    assert sum(map(len, bench.watched)) < 300_000
+    assert sum(map(len, harness.live_output)) < 300_000
     assert peak < 8 << 20
 
 
-async def test_a_command_whose_keeper_is_killed_ends_and_nobody_claims_to_know_how(
-    bench: Bench,
+async def test_a_command_whose_shim_is_killed_ends_with_an_unknown_effect(
+    harness: CommandHarness,
 ) -> None:
     async with asyncio.timeout(WAIT_S):
-        # The parent of a command is who keeps it.
+        # The parent of a command is its shim.
         command = "echo begun; setsid sleep 60 & echo $! > pid; sleep 0.1; kill -KILL $PPID; wait"
-        result = await bench.call("bash", command=command)
+        result = await harness.call("bash", command=command)
         assert result.is_error
         assert result.content.startswith("begun\n")
         assert result.content.endswith(
-            "The command was ended because the process that kept it died. What it had done until "
-            "then is not known: look before you repeat it."
+            "The command was ended because its supervisor died. Its effect until then is unknown: "
+            "check before you repeat it."
         )
-        assert not is_left(bench.path / "pid")
-        assert await bench.bash("echo on") == "on"
+        assert not is_running(harness.path / "pid")
+        assert await harness.bash("echo on") == "on"
 
 
-async def test_output_is_seen_while_a_command_runs(bench: Bench) -> None:
+async def test_output_is_streamed_while_a_command_runs(harness: CommandHarness) -> None:
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
         command = "printf 'gr\\303'; printf '\\274n \\33[1mx\\33[0m\\n'; read <> fifo; echo on"
-        os.mkfifo(bench.path / "fifo")
-        call = tasks.create_task(bench.call("bash", command=command))
-        await bench.heard("grün x")
-        (bench.path / "fifo").write_text("go\n")
+        os.mkfifo(harness.path / "fifo")
+        call = tasks.create_task(harness.call("bash", command=command))
+        await harness.wait_for_output("grün x")
+        (harness.path / "fifo").write_text("go\n")
         result = await call
     assert result.content == "grün x\non"
-    assert "".join(bench.watched) == "grün x\non\n"
+    assert "".join(harness.live_output) == "grün x\non\n"
 
 
-async def test_without_bash_another_shell_does_it_and_nothing_is_free(
-    bench: Bench, tmp_path: Path
+async def test_without_bash_another_shell_runs_and_every_command_needs_approval(
+    harness: CommandHarness, tmp_path: Path
 ) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sh").symlink_to("/bin/sh")
-    bench.env["PATH"] = str(tmp_path / "bin")
-    (bench.path / "sub").mkdir()
-    assert await bench.bash("echo 'a  b'; cd sub; exit 3") == (
-        f"a  b\nThe next one starts in {bench.path}/sub.\nExit code 3"
+    harness.env["PATH"] = str(tmp_path / "bin")
+    (harness.path / "sub").mkdir()
+    assert await harness.bash("echo 'a  b'; cd sub; exit 3") == (
+        f"a  b\nThe next one starts in {harness.path}/sub.\nExit code 3"
     )
-    plan = await bench.plan("bash", command="pwd")
+    plan = await harness.plan("bash", command="pwd")
     assert isinstance(plan, CallPlan)
     assert not plan.action.is_free
     assert len(plan.action.coverage) == 1

@@ -1,4 +1,4 @@
-"""`download` makes a new file, whole or not at all, and leaves nothing else behind."""
+"""`download` creates a complete new file or nothing at all."""
 
 import asyncio
 import gzip
@@ -11,21 +11,23 @@ from aiohttp import web
 from culm.tools.base import CallPlan, CallResult, ResolvedAction
 from culm.tools.download import BATCH_BYTES, make_download
 from culm.wire.codec import Json
-from tests.support import WAIT_S, FakeClock, carried_out
-from tests.tools.conftest import Desk, call_of, open_desk, refused, run
-from tests.tools.sites import cut_short, endless, leads_to, open_site, says
+from tests.support import WAIT_S, FakeClock, run_call
+from tests.tools.conftest import ToolHarness, call_of, open_tool_harness, refused, run
+from tests.tools.sites import cut_short, endless, open_site, redirect_to, respond_with
 
 BYTES_MAX = 3 * BATCH_BYTES
 
 
-async def download(desk: Desk, url: str, file_path: str = "new", **more: int) -> CallResult:
+async def download(
+    harness: ToolHarness, url: str, file_path: str = "new", **more: int
+) -> CallResult:
     async with asyncio.timeout(WAIT_S):
         call = call_of("download", {"url": url, "file_path": file_path, **more})
-        return await carried_out(make_download(desk.context, None, BYTES_MAX), call)
+        return await run_call(make_download(harness.context, None, BYTES_MAX), call)
 
 
-async def planned(desk: Desk, **arguments: Json) -> CallPlan:
-    plan = await make_download(desk.context).prepare(call_of("download", arguments))
+async def planned(harness: ToolHarness, **arguments: Json) -> CallPlan:
+    plan = await make_download(harness.context).prepare(call_of("download", arguments))
     assert isinstance(plan, CallPlan), plan
     return plan
 
@@ -35,29 +37,34 @@ def names_in(folder: Path) -> list[str]:
 
 
 def is_open(folder: Path) -> bool:
-    """Whether something of it is open in this process, where that can be seen."""
+    """Tell if this process has a file in `folder` open, where /proc shows it."""
     links = (one.readlink() for one in Path("/proc/self/fd").glob("*") if one.is_symlink())
     return any(link.is_relative_to(folder) for link in links)
 
 
-async def test_what_is_asked_for_is_a_file_afterwards(desk: Desk) -> None:
+async def test_the_response_is_saved_as_a_new_file(harness: ToolHarness) -> None:
     data = os.urandom(2 * BATCH_BYTES + 7)
-    zipped = says(gzip.compress(b"a"), 200, "application/x-thing", Content_Encoding="gzip")
-    async with open_site(leads_to("/1"), says(data, kind="image/png"), zipped) as (at, _):
-        assert await download(desk, f"http://{at}/", "a/b/new.png") == CallResult(
-            f"a/b/new.png is there: 2.0 MiB, image/png (redirected to http://{at}/1)."
+    zipped = respond_with(gzip.compress(b"a"), 200, "application/x-thing", Content_Encoding="gzip")
+    async with open_site(redirect_to("/1"), respond_with(data, kind="image/png"), zipped) as (
+        at,
+        _,
+    ):
+        assert await download(harness, f"http://{at}/", "a/b/new.png") == CallResult(
+            f"a/b/new.png was saved: 2.0 MiB, image/png (redirected to http://{at}/1)."
         )
-        assert await download(desk, f"http://{at}/2") == CallResult(
-            "new is there: 1 bytes, application/x-thing."
+        assert await download(harness, f"http://{at}/2") == CallResult(
+            "new was saved: 1 bytes, application/x-thing."
         )
-    assert (desk.path / "a/b/new.png").read_bytes() == data
-    assert (desk.path / "new").read_bytes() == b"a"
-    assert names_in(desk.path) == ["a", "b", "new", "new.png"]
+    assert (harness.path / "a/b/new.png").read_bytes() == data
+    assert (harness.path / "new").read_bytes() == b"a"
+    assert names_in(harness.path) == ["a", "b", "new", "new.png"]
 
 
-async def test_a_person_sees_what_goes_where(desk: Desk, outside: Path) -> None:
+async def test_an_approval_request_shows_the_url_and_the_target_file(
+    harness: ToolHarness, outside: Path
+) -> None:
     file = outside / "new"
-    plan = await planned(desk, url="http://127.0.0.1:9", file_path=str(file), timeout=3)
+    plan = await planned(harness, url="http://127.0.0.1:9", file_path=str(file), timeout=3)
     assert plan.action == ResolvedAction(
         "download",
         "download",
@@ -70,39 +77,37 @@ async def test_a_person_sees_what_goes_where(desk: Desk, outside: Path) -> None:
         why="127.0.0.1 is not on the public network: 127.0.0.1 (this machine); "
         f"{file} is outside the workspace",
     )
-    inside = (await planned(desk, url="http://1.1.1.1/x", file_path="./a//new")).action
-    assert inside.paths == (str(desk.context.inside.root / "a" / "new"),)
+    inside = (await planned(harness, url="http://1.1.1.1/x", file_path="./a//new")).action
+    assert inside.paths == (str(harness.context.paths.root / "a" / "new"),)
     assert (inside.why, inside.coverage) == (
         "",
-        (f"download:http://1.1.1.1:80 into {desk.context.inside.root}/a",),
+        (f"download:http://1.1.1.1:80 into {harness.context.paths.root}/a",),
     )
 
 
-async def test_no_file_is_replaced_neither_before_the_ask_nor_after_it(
-    desk: Desk, outside: Path
-) -> None:
-    taken = "There is a {} already, and it is not replaced. Use another name."
-    desk.write("old", "old")
-    (desk.path / "link").symlink_to(outside / "secret.txt")
-    async with open_site(says("new")) as (at, _):
-        assert await download(desk, f"http://{at}/", "old") == refused(taken.format("old"))
-        assert await download(desk, f"http://{at}/", "link") == refused(
+async def test_an_existing_file_is_never_replaced(harness: ToolHarness, outside: Path) -> None:
+    taken = "{} already exists and is not replaced. Use another name."
+    harness.write("old", "old")
+    (harness.path / "link").symlink_to(outside / "secret.txt")
+    async with open_site(respond_with("new")) as (at, _):
+        assert await download(harness, f"http://{at}/", "old") == refused(taken.format("old"))
+        assert await download(harness, f"http://{at}/", "link") == refused(
             taken.format(outside / "secret.txt")
         )
         for make in (
-            lambda: desk.write("new", "mine"),
-            lambda: (desk.path / "new2").symlink_to(outside / "made"),
+            lambda: harness.write("new", "mine"),
+            lambda: (harness.path / "new2").symlink_to(outside / "made"),
         ):
-            name = "new" if not (desk.path / "new").exists() else "new2"
-            plan = await planned(desk, url=f"http://{at}/", file_path=name)
+            name = "new" if not (harness.path / "new").exists() else "new2"
+            plan = await planned(harness, url=f"http://{at}/", file_path=name)
             make()
             assert await run(plan) == refused(taken.format(name))
-        plan = await planned(desk, url=f"http://{at}/", file_path="sub/new")
-        (desk.path / "sub").symlink_to(outside)
+        plan = await planned(harness, url=f"http://{at}/", file_path="sub/new")
+        (harness.path / "sub").symlink_to(outside)
         assert (await run(plan)).is_error
-    assert (desk.path / "new").read_text() == "mine"
+    assert (harness.path / "new").read_text() == "mine"
     assert names_in(outside) == ["secret.txt"]
-    assert names_in(desk.path) == ["link", "new", "new2", "old", "sub"]
+    assert names_in(harness.path) == ["link", "new", "new2", "old", "sub"]
 
 
 async def huge(request: web.BaseRequest) -> web.StreamResponse:
@@ -111,26 +116,26 @@ async def huge(request: web.BaseRequest) -> web.StreamResponse:
     return response
 
 
-async def test_what_does_not_come_whole_leaves_nothing(desk: Desk) -> None:
+async def test_an_incomplete_download_leaves_no_file(harness: ToolHarness) -> None:
     bomb = gzip.compress(bytes(BYTES_MAX + 1))
     bad = {
-        "has more than 3.0 MiB; nothing was kept.": huge,
-        "has more than 3.0 MiB": says(bomb, Content_Encoding="gzip"),
-        "answered 404 Not Found; nothing was kept.": says("", 404),
-        "ended within its answer": cut_short,
-        "redirects to what cannot be followed": leads_to("ftp://x/"),
+        "has more than 3.0 MiB; nothing was saved.": huge,
+        "has more than 3.0 MiB": respond_with(bomb, Content_Encoding="gzip"),
+        "answered 404 Not Found; nothing was saved.": respond_with("", 404),
+        "ended before the response was complete": cut_short,
+        "redirects to an invalid URL": redirect_to("ftp://x/"),
     }
     async with open_site(*bad.values()) as (at, _):
         for n, expected in enumerate(bad):
-            result = await download(desk, f"http://{at}/{n}", f"{n}")
+            result = await download(harness, f"http://{at}/{n}", f"{n}")
             assert result.is_error
             assert expected in result.content
-    assert names_in(desk.path) == []
-    assert not is_open(desk.path)
+    assert names_in(harness.path) == []
+    assert not is_open(harness.path)
 
 
 @pytest.mark.parametrize("ending", ["cancelled", "late"])
-async def test_an_endless_one_that_is_stopped_leaves_nothing(folder: Path, ending: str) -> None:
+async def test_a_canceled_or_late_download_leaves_no_file(folder: Path, ending: str) -> None:
     clock = FakeClock()
     began = asyncio.Event()
 
@@ -142,9 +147,9 @@ async def test_an_endless_one_that_is_stopped_leaves_nothing(folder: Path, endin
         await asyncio.Event().wait()
         return response
 
-    async with open_desk(folder, clock) as desk, open_site(trickle, endless) as (at, _):
+    async with open_tool_harness(folder, clock) as harness, open_site(trickle, endless) as (at, _):
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(download(desk, f"http://{at}/", timeout=9))
+            task = tasks.create_task(download(harness, f"http://{at}/", timeout=9))
             await began.wait()
             if ending == "late":
                 clock.advance(9)
@@ -152,7 +157,7 @@ async def test_an_endless_one_that_is_stopped_leaves_nothing(folder: Path, endin
                 task.cancel()
             await asyncio.wait({task})
         if ending == "late":
-            said = f"http://{at}/ took more than 9 seconds; nothing was kept."
-            assert task.result() == refused(said)
+            message = f"http://{at}/ took more than 9 seconds; nothing was saved."
+            assert task.result() == refused(message)
         assert names_in(folder) == []
-        assert not is_open(desk.path)
+        assert not is_open(harness.path)

@@ -1,11 +1,11 @@
-"""Tools of other packages: made with the kit, and one that is broken costs nobody else's."""
+"""Tools of other packages: made with the tool context; a broken one does not affect others."""
 
 import re
 from pathlib import Path
 
-from tests.model.test_dialects import python
+from tests.model.test_dialects import run_python
 
-# What a package brings: tools that work, and every way in which one does not.
+# A package with working tools and with every kind of broken one.
 PACKAGE = """\
 from dataclasses import dataclass
 from culm.model.base import ToolSpec
@@ -14,7 +14,7 @@ from culm.tools.base import CallResult
 @dataclass
 class Parrot:
     name: str = "parrot"
-    kit: object = None
+    context: object = None
     crash: str = "again"
     parallel: bool = True
 
@@ -25,12 +25,12 @@ class Parrot:
     async def prepare(self, call):
         return CallResult(call.input)
 
-def one(kit): return Parrot(kit=kit)
-def two(kit): return [Parrot("grey"), Parrot("view"), Parrot("grey"), Parrot("no name!")]
-def odd(kit): yield Parrot("careless", crash="maybe"); yield Parrot("x", parallel=1); yield 7
-def nothing(kit): return None
-def stumble(kit): raise KeyError("no kit")
-def leave(kit): yield Parrot("early"); raise SystemError("later")
+def one(context): return Parrot(context=context)
+def two(context): return [Parrot("grey"), Parrot("view"), Parrot("grey"), Parrot("no name!")]
+def odd(context): yield Parrot("careless", crash="maybe"); yield Parrot("x", parallel=1); yield 7
+def nothing(context): return None
+def stumble(context): raise KeyError("no context")
+def leave(context): yield Parrot("early"); raise SystemError("later")
 not_callable = 5
 """
 ENTRY_POINTS = """\
@@ -53,9 +53,9 @@ class Kept(logging.Handler):
 logging.getLogger().addHandler(Kept())
 from culm.tools.entry_points import package_tools
 assert "parrots" not in sys.modules
-kit = object()
-tools = package_tools(kit, {"view": None})
-print(sorted(tools), tools["parrot"].kit is kit)
+context = object()
+tools = package_tools(context, {"view": None})
+print(sorted(tools), tools["parrot"].context is context)
 print(*lines, sep="\\n")
 """
 
@@ -82,21 +82,21 @@ def install(folder: Path, name: str, code: str, entry_points: str) -> Path:
     return folder
 
 
-def test_tools_of_a_package_are_made_with_the_kit_and_what_is_broken_is_named_and_left_out(
+def test_package_tools_get_the_context_and_broken_ones_are_left_out(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "broken_parrots.py").write_text("import no_such_module\n")
     install(tmp_path, "parrots", PACKAGE, ENTRY_POINTS)
-    assert python(CODE, tmp_path).splitlines() == [
+    assert run_python(CODE, tmp_path).splitlines() == [
         "['grey', 'parrot'] True",
         "the tools g_number (parrots:not_callable) cannot be loaded",
         "the tools h_gone (parrots.nowhere:one) cannot be loaded",
         "the tools i_broken (broken_parrots:one) cannot be loaded",
         "a tool of b_two is not used: there is a tool view already",
         "a tool of b_two is not used: there is a tool grey already",
-        "a tool of b_two is not used: 'no name!' is no name for a tool",
-        "a tool of c_odd is not used: careless does not say what is to be done after a crash",
-        "a tool of c_odd is not used: x does not say whether it is parallel",
+        "a tool of b_two is not used: 'no name!' is not a valid tool name",
+        "a tool of c_odd is not used: careless does not define crash",
+        "a tool of c_odd is not used: x does not define parallel",
         "a tool of c_odd is not used: 7 has no spec",
         "the tools d_nothing cannot be made",
         "the tools e_stumble cannot be made",
@@ -104,12 +104,12 @@ def test_tools_of_a_package_are_made_with_the_kit_and_what_is_broken_is_named_an
     ]
 
 
-def test_without_such_packages_there_is_nothing() -> None:
+def test_no_packages_give_no_tools() -> None:
     code = "from culm.tools.entry_points import package_tools\nprint(package_tools(object(), ()))"
-    assert python(code) == "{}\n"
+    assert run_python(code) == "{}\n"
 
 
-def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
+def test_the_example_in_the_documentation_works(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     install(tmp_path, "dice", code, "[culm.tools]\ndice = dice:make\n")
-    assert python(THROW, tmp_path) == "1\ndice: sides must be a whole number above 0\n"
+    assert run_python(THROW, tmp_path) == "1\ndice: sides must be a whole number above 0\n"

@@ -1,4 +1,4 @@
-"""`glob` finds files by name, newest first, past what is ignored."""
+"""`glob` finds files by name, newest first, without ignored files."""
 
 import os
 from pathlib import Path
@@ -7,116 +7,118 @@ import pytest
 
 from culm.tools.base import CallResult
 from culm.tools.glob import FILES_MAX
-from tests.tools.conftest import Desk, run
+from tests.tools.conftest import ToolHarness, run
 
 
-async def find(desk: Desk, pattern: str, path: str = "") -> list[str]:
-    return (await desk.call("glob", pattern=pattern, path=path)).content.split("\n")
+async def find(harness: ToolHarness, pattern: str, path: str = "") -> list[str]:
+    return (await harness.call("glob", pattern=pattern, path=path)).content.split("\n")
 
 
-async def test_the_newest_file_comes_first(desk: Desk) -> None:
+async def test_files_are_listed_newest_first(harness: ToolHarness) -> None:
     for age, name in enumerate(("b.py", "src/a.py", "src/deep/c.py", "c.txt")):
-        os.utime(desk.write(name), ns=(0, 10**18 - age * 10**9))
-    assert await desk.call("glob", pattern="**/*.py") == CallResult(
+        os.utime(harness.write(name), ns=(0, 10**18 - age * 10**9))
+    assert await harness.call("glob", pattern="**/*.py") == CallResult(
         "b.py\nsrc/a.py\nsrc/deep/c.py", metadata='{"number_of_files":3,"truncated":false}'
     )
-    assert await find(desk, "src/*.py") == ["src/a.py"]
-    assert await find(desk, "*.py", path="src") == ["src/a.py"]
-    assert await find(desk, f"{desk.path}/src/**/*.py") == ["src/a.py", "src/deep/c.py"]
+    assert await find(harness, "src/*.py") == ["src/a.py"]
+    assert await find(harness, "*.py", path="src") == ["src/a.py"]
+    assert await find(harness, f"{harness.path}/src/**/*.py") == ["src/a.py", "src/deep/c.py"]
 
 
-async def test_at_most_so_many_are_shown(desk: Desk) -> None:
+async def test_the_number_of_files_is_limited(harness: ToolHarness) -> None:
     for number in range(FILES_MAX + 1):
-        os.utime(desk.write(f"d/{number:03}"), ns=(0, number))
-    result = await desk.call("glob", pattern="**")
+        os.utime(harness.write(f"d/{number:03}"), ns=(0, number))
+    result = await harness.call("glob", pattern="**")
     lines = result.content.split("\n")
     assert (lines[0], lines[-2]) == (f"d/{FILES_MAX:03}", "d/001")
     assert lines[-1] == "(only the newest 100 are shown; use a narrower pattern)"
     assert result.metadata == '{"number_of_files":100,"truncated":true}'
 
 
-async def test_ignored_files_are_found_only_where_the_pattern_names_their_directory(
-    desk: Desk,
+async def test_ignored_files_are_found_only_if_the_pattern_names_their_directory(
+    harness: ToolHarness,
 ) -> None:
-    desk.write(".gitignore", "*.log\n!keep.log\n/out/\n")
+    harness.write(".gitignore", "*.log\n!keep.log\n/out/\n")
     for name in ("a.log", "keep.log", "out/x.js", "dist/y.js", "node_modules/p/z.js", "s/out/w.js"):
-        desk.write(name)
-    assert sorted(await find(desk, "**/*.{js,log}")) == ["keep.log", "s/out/w.js"]
-    assert await find(desk, "out/*.js") == ["out/x.js"]
-    assert await find(desk, "node_modules/**/*.js") == ["node_modules/p/z.js"]
-    assert await find(desk, "*", path="dist") == ["dist/y.js"]
+        harness.write(name)
+    assert sorted(await find(harness, "**/*.{js,log}")) == ["keep.log", "s/out/w.js"]
+    assert await find(harness, "out/*.js") == ["out/x.js"]
+    assert await find(harness, "node_modules/**/*.js") == ["node_modules/p/z.js"]
+    assert await find(harness, "*", path="dist") == ["dist/y.js"]
 
 
-async def test_hidden_files_are_found_only_if_the_pattern_names_a_dot(desk: Desk) -> None:
+async def test_hidden_files_are_found_only_if_the_pattern_names_a_dot(harness: ToolHarness) -> None:
     for name in (".env", ".github/ci.yml", "a/.hidden/x.yml", "b.yml"):
-        desk.write(name)
-    assert await find(desk, "**/*.yml") == ["b.yml"]
-    assert await find(desk, ".github/**/*.yml") == [".github/ci.yml"]
-    assert await find(desk, "**/.hidden/*") == ["a/.hidden/x.yml"]
-    assert await find(desk, "{.env,none}") == [".env"]
+        harness.write(name)
+    assert await find(harness, "**/*.yml") == ["b.yml"]
+    assert await find(harness, ".github/**/*.yml") == [".github/ci.yml"]
+    assert await find(harness, "**/.hidden/*") == ["a/.hidden/x.yml"]
+    assert await find(harness, "{.env,none}") == [".env"]
 
 
-async def test_nothing_found_is_said(desk: Desk) -> None:
-    assert await desk.call("glob", pattern="*.rs") == CallResult(
+async def test_no_match_is_reported(harness: ToolHarness) -> None:
+    assert await harness.call("glob", pattern="*.rs") == CallResult(
         "No file matches *.rs.", metadata='{"number_of_files":0,"truncated":false}'
     )
 
 
-async def test_links_are_named_but_never_followed(desk: Desk, outside: Path) -> None:
-    (desk.path / "out").symlink_to(outside)
-    (desk.path / "round").symlink_to(".")
-    assert sorted(await find(desk, "**")) == ["out", "round"]
+async def test_symlinks_are_listed_but_never_followed(harness: ToolHarness, outside: Path) -> None:
+    (harness.path / "out").symlink_to(outside)
+    (harness.path / "round").symlink_to(".")
+    assert sorted(await find(harness, "**")) == ["out", "round"]
 
 
-async def test_a_gitignore_that_is_no_file_is_passed_over(desk: Desk, outside: Path) -> None:
-    desk.write("a")
-    os.mkfifo(desk.path / ".gitignore")
-    assert await find(desk, "*") == ["a"]
-    (desk.path / ".gitignore").unlink()
+async def test_a_gitignore_that_is_not_a_regular_file_is_ignored(
+    harness: ToolHarness, outside: Path
+) -> None:
+    harness.write("a")
+    os.mkfifo(harness.path / ".gitignore")
+    assert await find(harness, "*") == ["a"]
+    (harness.path / ".gitignore").unlink()
     (outside / "rules").write_text("*")
-    (desk.path / ".gitignore").symlink_to(outside / "rules")
-    assert await find(desk, "*") == ["a"]
+    (harness.path / ".gitignore").symlink_to(outside / "rules")
+    assert await find(harness, "*") == ["a"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-async def test_a_directory_that_cannot_be_read_is_counted(desk: Desk) -> None:
-    desk.write("locked/x")
-    (desk.path / "locked").chmod(0)
+async def test_unreadable_directories_are_counted(harness: ToolHarness) -> None:
+    harness.write("locked/x")
+    (harness.path / "locked").chmod(0)
     try:
-        found = await find(desk, "**")
+        found = await find(harness, "**")
     finally:
-        (desk.path / "locked").chmod(0o700)
+        (harness.path / "locked").chmod(0o700)
     assert found == ["No file matches **.", "(directories that could not be read: 1)"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             {"pattern": ""},
             "glob: Expected `str` of length >= 1 - pattern: The pattern",
         ),
-        ({"pattern": "{a,b}" * 9}, "This pattern cannot be used: its braces stand for more than"),
-        ({"pattern": "*/../*"}, "A pattern goes down only; say with `path` where to look."),
-        ({"pattern": "*", "path": "file"}, "file is a file; `path` is a directory."),
+        ({"pattern": "{a,b}" * 9}, "This pattern cannot be used: its braces expand to more than"),
+        ({"pattern": "*/../*"}, "A pattern may not contain `..`; set `path` to search elsewhere."),
+        ({"pattern": "*", "path": "file"}, "file is a file; `path` must be a directory."),
         ({"pattern": "nowhere/*"}, "There is no nowhere in the workspace."),
     ],
 )
-async def test_what_cannot_be_found_is_an_error_in_words(
-    desk: Desk, arguments: dict[str, object], said: str
+async def test_an_impossible_search_is_refused_with_the_reason(
+    harness: ToolHarness, arguments: dict[str, object], message: str
 ) -> None:
-    desk.write("file")
-    result = await desk.call("glob", **arguments)
+    harness.write("file")
+    result = await harness.call("glob", **arguments)
     assert result.is_error
-    assert result.content.startswith(said)
+    assert result.content.startswith(message)
 
 
 @pytest.mark.parametrize("pattern", ["../outside/*", "{outside}/**", "out/*.txt"])
-async def test_a_pattern_that_leads_out_is_asked_about_and_then_finds_real_paths(
-    desk: Desk, outside: Path, pattern: str
+async def test_a_pattern_outside_the_workspace_needs_approval(
+    harness: ToolHarness, outside: Path, pattern: str
 ) -> None:
-    (desk.path / "out").symlink_to(outside)
-    plan = await desk.plan("glob", pattern=pattern.format(outside=outside))
+    (harness.path / "out").symlink_to(outside)
+    plan = await harness.plan("glob", pattern=pattern.format(outside=outside))
     assert (plan.action.is_free, plan.action.name, plan.action.paths) == (
         False,
         "read",

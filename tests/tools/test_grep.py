@@ -1,4 +1,4 @@
-"""`grep` finds the same lines with either engine, ends whatever the pattern, leaves no process."""
+"""`grep` finds the same lines with both engines, always ends, and leaves no process."""
 
 import asyncio
 import json
@@ -20,29 +20,28 @@ from culm.ids import Ids
 from culm.processes.client import open_processes
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
-from culm.tools.base import CallPlan, CallRequest, CallResult
+from culm.tools.base import CallPlan, CallRequest, CallResult, ToolContext
 from culm.tools.files.file_executor import WALL_S, open_file_executor
 from culm.tools.files.paths import WorkspacePaths
 from culm.tools.glob import GITIGNORE_BYTES_MAX
 from culm.tools.grep import COMMAND, MATCHES_MAX, GrepTool, make_grep
 from culm.tools.search.process import FILE_BYTES_MAX, LINE_CHARS_SHOWN, SearchQuery
 from culm.tools.search.ripgrep import find_program
-from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, encode
-from tests.support import WAIT_S, FakeClock, carried_out
+from tests.support import WAIT_S, FakeClock, run_call
 from tests.tools.conftest import SECRET
 
 BOMB = "(a+)+$"
-# Against this, `BOMB` takes Python longer than the universe has existed.
+# Matching `BOMB` against this takes Python practically forever.
 VICTIM = "a" * 60 + "b\n"
-BOMB_FOR_US = "(?=a)" + BOMB  # Only our own search reads this one.
+BOMB_FOR_US = "(?=a)" + BOMB  # Only the built-in search accepts this one.
 RIPGREP = shutil.which("rg", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 NOWHERE = "/nowhere"
 
 
 @dataclass(frozen=True, slots=True)
-class Searching:
-    """A workspace in which processes search for real."""
+class GrepHarness:
+    """A workspace with real search processes."""
 
     path: Path
     context: ToolContext
@@ -56,13 +55,13 @@ class Searching:
 
     async def grep(self, pattern: str, **arguments: Json) -> CallResult:
         async with asyncio.timeout(WAIT_S):
-            return await carried_out(self.tool, call_of(pattern, **arguments))
+            return await run_call(self.tool, call_of(pattern, **arguments))
 
     async def pids(self) -> list[int]:
         return [process.pid for process in await self.context.processes.processes("w")]
 
     async def busy_with(self, file: Path) -> int:
-        """Wait until a search process has `file` open; its pid."""
+        """Wait until a search process has `file` open; return its pid."""
         while True:
             for pid in await self.pids():
                 if _has_open(pid, file):
@@ -83,9 +82,9 @@ def _has_open(pid: int, file: Path) -> bool:
 
 
 @asynccontextmanager
-async def open_searching(
+async def open_grep_harness(
     folder: Path, programs: str, clock: Clock | None = None, wall_s: float = WALL_S
-) -> AsyncGenerator[Searching]:
+) -> AsyncGenerator[GrepHarness]:
     real, ids, file = LoopClock(), Ids(), MemoryFile()
     clock = clock or real
     async with (
@@ -98,7 +97,7 @@ async def open_searching(
         context = ToolContext(
             "w", WorkspacePaths(folder), work, processes, store, clock, ids, lambda: env, outputs
         )
-        yield Searching(folder, context, make_grep(context))
+        yield GrepHarness(folder, context, make_grep(context))
         assert await processes.processes("w") == []
     file.close()
 
@@ -110,16 +109,16 @@ def ripgrep_folder() -> str:
 
 
 @pytest.fixture(params=["ripgrep", "our own"])
-async def searching(request: pytest.FixtureRequest, folder: Path) -> AsyncGenerator[Searching]:
+async def harness(request: pytest.FixtureRequest, folder: Path) -> AsyncGenerator[GrepHarness]:
     programs = ripgrep_folder() if request.param == "ripgrep" else NOWHERE
-    async with open_searching(folder, programs) as searching:
-        yield searching
+    async with open_grep_harness(folder, programs) as harness:
+        yield harness
 
 
 @pytest.fixture
-async def ours(folder: Path) -> AsyncGenerator[Searching]:
-    async with open_searching(folder, NOWHERE) as searching:
-        yield searching
+async def builtin(folder: Path) -> AsyncGenerator[GrepHarness]:
+    async with open_grep_harness(folder, NOWHERE) as harness:
+        yield harness
 
 
 def found(count: int, *lines: str, is_cut: bool = False) -> CallResult:
@@ -127,11 +126,11 @@ def found(count: int, *lines: str, is_cut: bool = False) -> CallResult:
     return CallResult("\n".join(lines), metadata=metadata)
 
 
-async def test_lines_are_grouped_by_file_with_their_numbers(searching: Searching) -> None:
-    searching.write("b.py", "x\ndef one():\r\n  def two():\n")
-    searching.write("a/c.py", "def three():")
-    searching.write("a/none.py", "nothing\n")
-    assert await searching.grep(r"def \w+\(\):$") == found(
+async def test_lines_are_grouped_by_file_with_line_numbers(harness: GrepHarness) -> None:
+    harness.write("b.py", "x\ndef one():\r\n  def two():\n")
+    harness.write("a/c.py", "def three():")
+    harness.write("a/none.py", "nothing\n")
+    assert await harness.grep(r"def \w+\(\):$") == found(
         3,
         "a/c.py:",
         "     1|def three():",
@@ -142,41 +141,41 @@ async def test_lines_are_grouped_by_file_with_their_numbers(searching: Searching
     )
 
 
-async def test_literal_text_path_and_include_narrow_the_search(searching: Searching) -> None:
+async def test_literal_text_path_and_include_narrow_the_search(harness: GrepHarness) -> None:
     for name in ("a.ts", "b.tsx", "c.js", "d/e.ts", "d/f/g.ts"):
-        searching.write(name, "a(b\naab\n")
-    assert await searching.grep(
-        "a(b", literal_text="true", include="*.{ts,tsx}", path="d"
-    ) == found(2, "d/e.ts:", "     1|a(b", "", "d/f/g.ts:", "     1|a(b")
-    assert await searching.grep("a(b", literal_text=True, include="f/**", path="d") == (
+        harness.write(name, "a(b\naab\n")
+    assert await harness.grep("a(b", literal_text="true", include="*.{ts,tsx}", path="d") == found(
+        2, "d/e.ts:", "     1|a(b", "", "d/f/g.ts:", "     1|a(b"
+    )
+    assert await harness.grep("a(b", literal_text=True, include="f/**", path="d") == (
         found(1, "d/f/g.ts:", "     1|a(b")
     )
-    assert await searching.grep("aa.", path="c.js") == found(1, "c.js:", "     2|aab")
+    assert await harness.grep("aa.", path="c.js") == found(1, "c.js:", "     2|aab")
 
 
-async def test_nothing_found_is_said(searching: Searching) -> None:
-    searching.write("a", "")
-    searching.write("b", "x\n")
-    assert await searching.grep("^$") == found(0, "No line matches.")
+async def test_no_match_is_reported(harness: GrepHarness) -> None:
+    harness.write("a", "")
+    harness.write("b", "x\n")
+    assert await harness.grep("^$") == found(0, "No line matches.")
 
 
-async def test_at_most_so_many_lines_are_shown(searching: Searching) -> None:
-    searching.write("a", "x\n" * MATCHES_MAX)
-    assert not (await searching.grep("x")).content.endswith(")")
+async def test_the_number_of_lines_is_limited(harness: GrepHarness) -> None:
+    harness.write("a", "x\n" * MATCHES_MAX)
+    assert not (await harness.grep("x")).content.endswith(")")
     for number in range(MATCHES_MAX):
-        searching.write(f"b/{number:03}", "x\n")
-    result = await searching.grep("x")
+        harness.write(f"b/{number:03}", "x\n")
+    result = await harness.grep("x")
     assert result.content.endswith("\n(only the first 100 lines are shown; search more narrowly)")
     assert "b/" not in result.content
     assert result.metadata == '{"number_of_matches":100,"truncated":true}'
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 9000), (9000, 9000), (9000, 0), (300, 250)])
-async def test_of_a_huge_line_what_stands_around_the_match_is_shown(
-    searching: Searching, before: int, after: int
+async def test_a_huge_line_is_cut_around_the_match(
+    harness: GrepHarness, before: int, after: int
 ) -> None:
-    searching.write("a.js", "one\n" + "ü" * before + "needle" + "🌱" * after + "\r\n")
-    line = (await searching.grep("needle")).content.split("\n")[1].removeprefix("     2|")
+    harness.write("a.js", "one\n" + "ü" * before + "needle" + "🌱" * after + "\r\n")
+    line = (await harness.grep("needle")).content.split("\n")[1].removeprefix("     2|")
     begin = max(0, min(before - LINE_CHARS_SHOWN // 4, before + 6 + after - LINE_CHARS_SHOWN))
     whole = "ü" * before + "needle" + "🌱" * after
     cut = whole[begin : begin + LINE_CHARS_SHOWN]
@@ -184,50 +183,52 @@ async def test_of_a_huge_line_what_stands_around_the_match_is_shown(
     assert line == f"{head}{cut}{tail}"
 
 
-async def test_binaries_pipes_and_what_is_ignored_are_passed_over(searching: Searching) -> None:
-    searching.write(".gitignore", "*.log\n/build/\n!node_modules/\n{a,b}\n")
+async def test_binary_files_pipes_and_ignored_files_are_skipped(harness: GrepHarness) -> None:
+    harness.write(".gitignore", "*.log\n/build/\n!node_modules/\n{a,b}\n")
     for name in ("a.log", "build/x", ".git/config", "node_modules/x.js", "x/target/y"):
-        searching.write(name, "needle")
+        harness.write(name, "needle")
     for name in (".github/ci.yml", "x/build/y", "a"):
-        searching.write(name, "needle")
-    searching.write("binary", b"needle\0")
-    searching.write("late", b"needle\n" + b"x" * 200_000 + b"\0")
-    os.mkfifo(searching.path / "pipe")
-    assert await searching.grep("needle") == found(
+        harness.write(name, "needle")
+    harness.write("binary", b"needle\0")
+    harness.write("late", b"needle\n" + b"x" * 200_000 + b"\0")
+    os.mkfifo(harness.path / "pipe")
+    assert await harness.grep("needle") == found(
         3, ".github/ci.yml:", "     1|needle", "", "a:", "     1|needle", "", "x/build/y:",
         "     1|needle",
     )  # fmt: skip
-    # What is named is looked into, though it is ignored.
-    assert (await searching.grep("needle", path="build")).content == "build/x:\n     1|needle"
+    # An ignored directory is searched if it is named.
+    assert (await harness.grep("needle", path="build")).content == "build/x:\n     1|needle"
 
 
-async def test_a_large_file_is_counted_by_us_and_searched_by_ripgrep(searching: Searching) -> None:
-    searching.write("large", b"needle\n" + b"x" * FILE_BYTES_MAX)
+async def test_a_large_file_is_skipped_by_the_builtin_and_searched_by_ripgrep(
+    harness: GrepHarness,
+) -> None:
+    harness.write("large", b"needle\n" + b"x" * FILE_BYTES_MAX)
     note = "(files not searched, too large or not readable: 1)"
-    is_ours = searching.context.env()["PATH"] == NOWHERE
+    is_ours = harness.context.env()["PATH"] == NOWHERE
     for path in ("", "large"):
-        assert await searching.grep("needle", path=path) == (
+        assert await harness.grep("needle", path=path) == (
             found(0, "No line matches.", note) if is_ours else found(1, "large:", "     1|needle")
         )
 
 
-async def test_links_are_not_followed_and_what_is_outside_is_asked_about(
-    searching: Searching, outside: Path
+async def test_symlinks_are_not_followed_and_outside_paths_need_approval(
+    harness: GrepHarness, outside: Path
 ) -> None:
-    (searching.path / "file").symlink_to(outside / "secret.txt")
-    (searching.path / "directory").symlink_to(outside)
-    assert await searching.grep(SECRET) == found(0, "No line matches.")
-    plan = await searching.tool.prepare(call_of(SECRET, path="directory"))
+    (harness.path / "file").symlink_to(outside / "secret.txt")
+    (harness.path / "directory").symlink_to(outside)
+    assert await harness.grep(SECRET) == found(0, "No line matches.")
+    plan = await harness.tool.prepare(call_of(SECRET, path="directory"))
     assert isinstance(plan, CallPlan)
     assert (plan.action.is_free, plan.action.paths) == (False, (str(outside),))
     lines = (f"{outside}/secret.txt:", f"     1|{SECRET}")
     assert await plan.run(lambda _: None) == found(1, *lines)
 
 
-async def test_strange_names_and_bytes_are_shown_in_utf8(searching: Searching) -> None:
+async def test_unusual_names_and_bytes_are_shown_as_utf8(harness: GrepHarness) -> None:
     for name in ("new\nline", os.fsdecode(b"caf\xe9"), "👩‍💻"):
-        searching.write(name, b"needle \xff \xf0\x9f\x8c\xb1")
-    result = await searching.grep("needle")
+        harness.write(name, b"needle \xff \xf0\x9f\x8c\xb1")
+    result = await harness.grep("needle")
     line = "     1|needle \ufffd 🌱"
     assert result == found(3, "caf\ufffd:", line, "", r"new\nline:", line, "", "👩‍💻:", line)
     result.content.encode()
@@ -237,17 +238,17 @@ BAD = ["(", "a{2,1}", "(?P<a", "*", "\\", "(?<=a+)b", "(" * 500]
 
 
 @pytest.mark.parametrize("engine", ["ripgrep", "our own"])
-async def test_a_pattern_that_is_none_is_an_error_in_words(folder: Path, engine: str) -> None:
+async def test_an_invalid_pattern_is_refused_with_the_reason(folder: Path, engine: str) -> None:
     programs = ripgrep_folder() if engine == "ripgrep" else NOWHERE
-    async with open_searching(folder, programs) as searching:
-        searching.write("a", "x")
+    async with open_grep_harness(folder, programs) as harness:
+        harness.write("a", "x")
         for pattern in BAD:
-            result = await searching.grep(pattern)
+            result = await harness.grep(pattern)
             assert (pattern, result.is_error) == (pattern, True)
             assert result.content.startswith("This pattern cannot be used: ")
-        result = await searching.grep("x", include="{a,b}" * 9)
+        result = await harness.grep("x", include="{a,b}" * 9)
     assert result.is_error
-    assert result.content.startswith("This pattern cannot be used: its braces stand for more")
+    assert result.content.startswith("This pattern cannot be used: its braces expand to more")
 
 
 CORPUS: dict[str, bytes] = {
@@ -288,11 +289,11 @@ async def test_both_engines_give_the_same_answers(folder: Path) -> None:
     programs = ripgrep_folder()
     answers: list[list[CallResult]] = []
     for one in (programs, NOWHERE):
-        async with open_searching(folder, one) as searching:
+        async with open_grep_harness(folder, one) as harness:
             for name, content in CORPUS.items():
-                searching.write(name, content)
+                harness.write(name, content)
             answers.append(
-                [await carried_out(searching.tool, call_of(**question)) for question in QUESTIONS]
+                [await run_call(harness.tool, call_of(**question)) for question in QUESTIONS]
             )
     for question, theirs, own in zip(QUESTIONS, *answers, strict=True):
         assert (question, theirs) == (question, own)
@@ -300,7 +301,7 @@ async def test_both_engines_give_the_same_answers(folder: Path) -> None:
 
 
 def stub(folder: Path, script: str) -> str:
-    """A PATH with a program that is called rg."""
+    """Return a PATH with a program called rg."""
     programs = folder.parent / "programs"
     programs.mkdir(exist_ok=True)
     file = programs / "rg"
@@ -324,48 +325,48 @@ VERSION = 'case "$*" in *--version*) echo "ripgrep 14.1.0"; exit;; esac'
         f'{VERSION}\ncase "$*" in *--text*) exit 3;; esac; printf "./a\\0"',
     ],
 )
-async def test_where_ripgrep_is_of_no_use_we_search_ourselves(folder: Path, script: str) -> None:
-    async with open_searching(folder, stub(folder, script)) as searching:
-        searching.write("a", "needle\n")
+async def test_the_builtin_search_replaces_an_unusable_ripgrep(folder: Path, script: str) -> None:
+    async with open_grep_harness(folder, stub(folder, script)) as harness:
+        harness.write("a", "needle\n")
         for _ in range(2):
-            assert await searching.grep("needle") == found(1, "a:", "     1|needle")
+            assert await harness.grep("needle") == found(1, "a:", "     1|needle")
 
 
-async def test_a_link_that_is_swapped_in_while_ripgrep_searches_shows_nothing(
+async def test_a_symlink_swapped_in_during_a_ripgrep_search_is_not_followed(
     folder: Path, outside: Path
 ) -> None:
     ripgrep_folder()
     names = r"./file\0./folder/secret.txt\0./gone\0./good\0"
     script = f'case "$*" in *--files-with-matches*) printf "{names}"; exit;; esac'
-    async with open_searching(folder, stub(folder, f'{script}\nexec {RIPGREP} "$@"')) as searching:
+    async with open_grep_harness(folder, stub(folder, f'{script}\nexec {RIPGREP} "$@"')) as harness:
         (folder / "file").symlink_to(outside / "secret.txt")
         (folder / "folder").symlink_to(outside)
-        searching.write("good", f"{SECRET}, or may they\n")
+        harness.write("good", f"{SECRET}, or may they\n")
         note = "(files not searched, too large or not readable: 3)"
         lines = ("good:", f"     1|{SECRET}, or may they", note)
-        assert await searching.grep(SECRET) == found(1, *lines)
+        assert await harness.grep(SECRET) == found(1, *lines)
 
 
-async def test_what_ripgrep_named_before_time_was_over_is_shown(folder: Path) -> None:
+async def test_files_named_by_ripgrep_before_the_deadline_are_shown(folder: Path) -> None:
     ripgrep_folder()
-    told = folder.parent / "told"
-    script = f'*--files-with-matches*) printf "./a\\0"; exec 9>{told}; exec sleep 1000;;'
+    marker = folder.parent / "told"
+    script = f'*--files-with-matches*) printf "./a\\0"; exec 9>{marker}; exec sleep 1000;;'
     programs = stub(folder, f'case "$*" in {script} esac\nexec {RIPGREP} "$@"')
     clock = FakeClock()
     async with (
         asyncio.timeout(WAIT_S),
-        open_searching(folder, programs, clock) as searching,
+        open_grep_harness(folder, programs, clock) as harness,
         asyncio.TaskGroup() as group,
     ):
-        searching.write("a", "needle\n")
-        task = group.create_task(searching.grep("needle"))
-        await searching.busy_with(told)
+        harness.write("a", "needle\n")
+        task = group.create_task(harness.grep("needle"))
+        await harness.busy_with(marker)
         clock.advance(WALL_S)
-        lines = ("a:", "     1|needle", "(time was over; this is not all)")
+        lines = ("a:", "     1|needle", "(out of time; the result is incomplete)")
         assert await task == found(1, *lines, is_cut=True)
 
 
-def test_only_a_program_that_no_project_brought_is_ripgrep(tmp_path: Path) -> None:
+def test_ripgrep_is_never_taken_from_the_workspace(tmp_path: Path) -> None:
     work, good = tmp_path / "work", tmp_path / "good"
     for folder in (work / "bin", good, tmp_path / "links", tmp_path / "plain"):
         folder.mkdir(parents=True)
@@ -381,76 +382,74 @@ def test_only_a_program_that_no_project_brought_is_ripgrep(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_pattern_that_would_take_forever_ends_in_time_with_what_was_found(
+def test_a_pathological_pattern_ends_in_time_with_partial_results(
     folder: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     async def search() -> CallResult:
         clock = FakeClock()
         async with (
             asyncio.timeout(WAIT_S),
-            open_searching(folder, NOWHERE, clock) as searching,
+            open_grep_harness(folder, NOWHERE, clock) as harness,
             asyncio.TaskGroup() as group,
         ):
-            searching.write("a", "here: aaa\n")
-            victim = searching.write("b", VICTIM)
-            task = group.create_task(searching.grep(BOMB))
-            await searching.busy_with(victim)  # The loop turns meanwhile.
+            harness.write("a", "here: aaa\n")
+            victim = harness.write("b", VICTIM)
+            task = group.create_task(harness.grep(BOMB))
+            await harness.busy_with(victim)  # The event loop runs meanwhile.
             clock.advance(WALL_S)
             return await task
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         result = runner.run(search())
-    lines = ("a:", "     1|here: aaa", "(time was over; this is not all)")
+    lines = ("a:", "     1|here: aaa", "(out of time; the result is incomplete)")
     assert result == found(1, *lines, is_cut=True)
 
 
-async def test_ripgrep_is_not_impressed_by_such_a_pattern(folder: Path) -> None:
-    async with open_searching(folder, ripgrep_folder()) as searching:
-        searching.write("a", VICTIM * 1000)
-        assert await searching.grep(BOMB) == found(0, "No line matches.")
+async def test_ripgrep_handles_a_pathological_pattern(folder: Path) -> None:
+    async with open_grep_harness(folder, ripgrep_folder()) as harness:
+        harness.write("a", VICTIM * 1000)
+        assert await harness.grep(BOMB) == found(0, "No line matches.")
 
 
-async def test_a_search_without_any_match_in_time_is_an_error(folder: Path) -> None:
-    async with open_searching(folder, NOWHERE, wall_s=0.2) as searching:
-        searching.write("b", VICTIM)
-        # More than a pipe holds.
-        searching.write(".gitignore", "é" * GITIGNORE_BYTES_MAX)
-        result = await searching.grep(BOMB_FOR_US)
+async def test_a_timeout_without_any_match_is_an_error(folder: Path) -> None:
+    async with open_grep_harness(folder, NOWHERE, wall_s=0.2) as harness:
+        harness.write("b", VICTIM)
+        # More than fits in a pipe.
+        harness.write(".gitignore", "é" * GITIGNORE_BYTES_MAX)
+        result = await harness.grep(BOMB_FOR_US)
     assert result.is_error
     assert result.content.startswith("Nothing was found within 0.2 seconds, and not everything")
 
 
-async def test_a_search_process_that_is_killed_is_an_error_in_words(ours: Searching) -> None:
-    victim = ours.write("b", VICTIM)
+async def test_a_killed_search_process_is_an_error(builtin: GrepHarness) -> None:
+    victim = builtin.write("b", VICTIM)
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-        task = group.create_task(ours.grep(BOMB))
-        os.kill(await ours.busy_with(victim), signal.SIGKILL)
-        assert await task == CallResult(
-            "The search broke down. Try a simpler pattern.", is_error=True
-        )
+        task = group.create_task(builtin.grep(BOMB))
+        os.kill(await builtin.busy_with(victim), signal.SIGKILL)
+        assert await task == CallResult("The search failed. Try a simpler pattern.", is_error=True)
 
 
-async def test_a_search_cancelled_at_any_moment_leaves_nothing(searching: Searching) -> None:
-    searching.write("a", "needle\n")
-    victim = searching.write("b", VICTIM)
-    await searching.grep("needle")  # Once, so that all there is to open is open.
+async def test_a_search_canceled_at_any_moment_leaves_nothing_open(harness: GrepHarness) -> None:
+    harness.write("a", "needle\n")
+    victim = harness.write("b", VICTIM)
+    await harness.grep("needle")  # Opens everything that stays open.
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - nothing may be opened
     for turns in (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, None):
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
             pattern = "needle" if turns is not None else BOMB_FOR_US
-            task = group.create_task(carried_out(searching.tool, call_of(pattern)))
+            task = group.create_task(run_call(harness.tool, call_of(pattern)))
             for _ in range(turns or 0):
                 await asyncio.sleep(0)
             if turns is None:
-                await searching.busy_with(victim)
+                await harness.busy_with(victim)
             task.cancel()
-        assert await searching.pids() == []
-    async with asyncio.timeout(WAIT_S):  # Custody lets go of its own a moment later.
+        assert await harness.pids() == []
+    async with asyncio.timeout(WAIT_S):  # The supervisor closes its own a moment later.
         while len(os.listdir("/proc/self/fd")) > before:  # noqa: PTH208
             await asyncio.sleep(0)
 
 
-def test_a_search_process_whose_server_is_gone_ends_by_itself(folder: Path) -> None:
+def test_a_search_process_without_a_server_ends_by_itself(folder: Path) -> None:
     (folder / "b").write_text(VICTIM)
     descriptor = os.open(folder, os.O_RDONLY)
     query = SearchQuery(
@@ -477,8 +476,8 @@ def test_a_search_process_whose_server_is_gone_ends_by_itself(folder: Path) -> N
     assert done.returncode == -signal.SIGALRM
 
 
-async def test_searches_side_by_side_all_end(searching: Searching) -> None:
-    searching.write("a", "needle\n")
+async def test_parallel_searches_all_end(harness: GrepHarness) -> None:
+    harness.write("a", "needle\n")
     async with asyncio.timeout(4 * WAIT_S), asyncio.TaskGroup() as group:
-        tasks = [group.create_task(searching.grep("needle")) for _ in range(6)]
+        tasks = [group.create_task(harness.grep("needle")) for _ in range(6)]
     assert {task.result() for task in tasks} == {found(1, "a:", "     1|needle")}

@@ -1,21 +1,21 @@
-"""`multiedit`: edits in order; those that cannot be made are named, the others are made."""
+"""`multiedit` applies edits in order; failed edits are reported, the others are made."""
 
 from culm.tools.base import CallResult
 from culm.tools.multiedit import EXPLAINED_MAX
 from culm.wire.codec import Json, encode
-from tests.tools.conftest import Desk, refused
+from tests.tools.conftest import ToolHarness, refused
 
 
 def edit(old: str, new: str, **more: Json) -> dict[str, Json]:
     return {"old_string": old, "new_string": new, **more}
 
 
-async def test_each_edit_finds_what_the_ones_before_left_and_all_are_one_version(
-    desk: Desk,
+async def test_edits_apply_in_order_and_make_one_version(
+    harness: ToolHarness,
 ) -> None:
-    file = await desk.seen("file", "a\r\nb\r\n")
+    file = await harness.write_and_view("file", "a\r\nb\r\n")
     edits = [edit("a", "c\nc"), edit("c", "d", replace_all=True), edit("d\nd", "e")]
-    result = await desk.call("multiedit", file_path="file", edits=edits)
+    result = await harness.call("multiedit", file_path="file", edits=edits)
     about = {
         "additions": 1,
         "removals": 1,
@@ -28,13 +28,15 @@ async def test_each_edit_finds_what_the_ones_before_left_and_all_are_one_version
         metadata=encode(about).decode(),
     )
     assert file.read_bytes() == b"e\r\nb\r\n"
-    assert await desk.versions() == [("file", 0, "a\r\nb\r\n"), ("file", 1, "e\r\nb\r\n")]
+    assert await harness.versions() == [("file", 0, "a\r\nb\r\n"), ("file", 1, "e\r\nb\r\n")]
 
 
-async def test_what_fails_is_left_out_and_told_with_its_number_and_reason(desk: Desk) -> None:
-    file = await desk.seen("file", "a\nb\nb\n")
+async def test_failed_edits_are_skipped_and_reported_with_their_reason(
+    harness: ToolHarness,
+) -> None:
+    file = await harness.write_and_view("file", "a\nb\nb\n")
     edits = [edit("zzz", "y"), edit("a", "x"), edit("b", "y"), edit("x", "x")]
-    result = await desk.call("multiedit", file_path="file", edits=edits)
+    result = await harness.call("multiedit", file_path="file", edits=edits)
     missed = "old_string was not found, nor anything like it. View the file again."
     twice = (
         "old_string was found 2 times, at lines 2, 3. Add lines around it until it is unique, or "
@@ -62,31 +64,31 @@ async def test_what_fails_is_left_out_and_told_with_its_number_and_reason(desk: 
     assert file.read_text() == "x\nb\nb\n"
 
 
-async def test_if_none_can_be_made_nobody_is_asked_and_nothing_is_written(desk: Desk) -> None:
-    file = await desk.seen("file", "a\n")
+async def test_if_every_edit_fails_nothing_is_written(harness: ToolHarness) -> None:
+    file = await harness.write_and_view("file", "a\n")
     edits = [edit(f"z{n}", "y") for n in range(EXPLAINED_MAX + 1)]
-    result = await desk.call("multiedit", file_path="file", edits=edits)
+    result = await harness.call("multiedit", file_path="file", edits=edits)
     assert result.is_error
     assert result.content.startswith(
         f"None of {len(edits)} edits could be made.\nEdit 1: old_string was not found, nor anything"
     )
     assert result.content.endswith(f"Edit {len(edits)}: old_string was not found.")
-    assert (file.read_text(), await desk.versions()) == ("a\n", [])
+    assert (file.read_text(), await harness.versions()) == ("a\n", [])
 
 
-async def test_the_first_edit_can_make_the_file(desk: Desk) -> None:
+async def test_the_first_edit_can_create_the_file(harness: ToolHarness) -> None:
     edits = [edit("", "a\nb\n"), edit("b", "c")]
-    assert not (await desk.call("multiedit", file_path="new", edits=edits)).is_error
-    assert (desk.path / "new").read_text() == "a\nc\n"
-    assert await desk.call("multiedit", file_path="none", edits=edits[1:]) == refused(
-        "There is no none. With an empty old_string it would be made."
+    assert not (await harness.call("multiedit", file_path="new", edits=edits)).is_error
+    assert (harness.path / "new").read_text() == "a\nc\n"
+    assert await harness.call("multiedit", file_path="none", edits=edits[1:]) == refused(
+        "none does not exist. Pass an empty old_string to create it."
     )
-    bad = await desk.call("multiedit", file_path="new", edits=[])
+    bad = await harness.call("multiedit", file_path="new", edits=[])
     assert bad.content.startswith("multiedit: Expected `array` of length >= 1 - edits: A list of")
 
 
-async def test_the_schema_is_written_out_without_references(desk: Desk) -> None:
-    assert desk.tools["multiedit"].spec.parameters["properties"]["edits"]["items"] == {
+async def test_the_schema_has_no_references(harness: ToolHarness) -> None:
+    assert harness.tools["multiedit"].spec.parameters["properties"]["edits"]["items"] == {
         "type": "object",
         "properties": {
             "old_string": {"type": "string"},

@@ -1,4 +1,4 @@
-"""Tools that are people's own commands: told as JSON, heard as JSON or text, bounded, ended."""
+"""Configured command tools: JSON on stdin, JSON or text on stdout, bounded and ended."""
 
 import asyncio
 import json
@@ -13,14 +13,19 @@ from hypothesis import strategies as st
 from culm.config.schema import OwnTool
 from culm.model.base import ToolSpec
 from culm.processes.base import ProcessExit
-from culm.tools.base import CallPlan, CallResult, ResolvedAction
-from culm.tools.own_tools import OUTPUT_BYTES_MAX, OwnCommand, misfits, own_tools, read_output
+from culm.tools.base import CallPlan, CallResult, ResolvedAction, ToolContext
+from culm.tools.own_tools import (
+    OUTPUT_BYTES_MAX,
+    OwnCommand,
+    own_tools,
+    read_output,
+    schema_problems,
+)
 from culm.tools.process.exchange import ExchangeAnswer
 from culm.tools.process.output import MODEL_BYTES_MAX
-from culm.tools.tool_context import ToolContext
 from culm.wire.codec import Json, encode
-from tests.support import WAIT_S, carried_out
-from tests.tools.kits import WORKSPACE, call_of, open_context, open_descriptors
+from tests.support import WAIT_S, run_call
+from tests.tools.tool_contexts import WORKSPACE, call_of, open_context, open_descriptors
 
 SCHEMA: dict[str, Json] = {
     "properties": {
@@ -51,18 +56,18 @@ def tool(context: ToolContext, command: str | list[str], timeout_s: float = WAIT
     return own_tools(context, {"say": own}, ())["say"]
 
 
-async def said(
+async def run_tool(
     context: ToolContext, command: str | list[str], timeout_s: float = WAIT_S
 ) -> CallResult:
     call = call_of("say", {"text": "hello"})
     async with asyncio.timeout(WAIT_S):
-        return await carried_out(tool(context, command, timeout_s), call)
+        return await run_call(tool(context, command, timeout_s), call)
 
 
-# --- what it is
+# --- declaration
 
 
-async def test_a_tool_is_as_its_declaration_says_and_asked_about_unless_that_says_otherwise(
+async def test_a_tool_follows_its_declaration_and_needs_approval_by_default(
     context: ToolContext,
 ) -> None:
     free = OwnTool(["./say", "it"], "Says it.", {}, 9, "again", parallel=True, is_free=True)
@@ -73,7 +78,7 @@ async def test_a_tool_is_as_its_declaration_says_and_asked_about_unless_that_say
         "again",
     )
     plan = await made.prepare(call_of("say", {"any": 1}))
-    root = str(context.inside.root)
+    root = str(context.paths.root)
     assert isinstance(plan, CallPlan)
     assert plan.action == ResolvedAction(
         "say",
@@ -93,7 +98,7 @@ async def test_a_tool_is_as_its_declaration_says_and_asked_about_unless_that_say
     )
 
 
-async def test_one_that_cannot_be_used_is_logged_by_its_name_and_left_out(
+async def test_an_unusable_tool_is_logged_and_left_out(
     context: ToolContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     declared = {
@@ -107,27 +112,27 @@ async def test_one_that_cannot_be_used_is_logged_by_its_name_and_left_out(
         assert f"the tool {name} of the configuration is not used: " in caplog.text
 
 
-# --- what it is told and says
+# --- input and output
 
 
-async def test_a_command_is_told_its_arguments_where_it_is_and_for_whom(
+async def test_a_command_gets_its_arguments_session_and_directory(
     context: ToolContext,
 ) -> None:
-    result = await said(context, ["/bin/cat"])
-    root = str(context.inside.root)
-    told = {"arguments": {"text": "hello"}, "session_id": "session-1", "cwd": root}
-    assert json.loads(result.content) == told
-    assert (await said(context, "pwd")).content == f"{root}\n"
+    result = await run_tool(context, ["/bin/cat"])
+    root = str(context.paths.root)
+    request = {"arguments": {"text": "hello"}, "session_id": "session-1", "cwd": root}
+    assert json.loads(result.content) == request
+    assert (await run_tool(context, "pwd")).content == f"{root}\n"
 
 
-async def test_a_workspace_whose_name_is_no_text_is_told_as_well_as_it_can_be(
+async def test_a_workspace_name_that_is_not_utf8_is_passed_with_replacements(
     tmp_path: Path,
 ) -> None:
     async with open_context(tmp_path, name=os.fsdecode(b"w\xff")) as context:
-        told = json.loads((await said(context, ["/bin/cat"])).content)
+        request = json.loads((await run_tool(context, ["/bin/cat"])).content)
         plan = await tool(context, "true").prepare(call_of("say", {"text": "x"}))
-        assert (await said(context, "ls -d ../w*")).content == "../w\ufffd\n"
-    assert told["cwd"] == f"{tmp_path}/w\ufffd"
+        assert (await run_tool(context, "ls -d ../w*")).content == "../w\ufffd\n"
+    assert request["cwd"] == f"{tmp_path}/w\ufffd"
     assert isinstance(plan, CallPlan)
     assert plan.action.digest
 
@@ -148,16 +153,14 @@ async def test_a_workspace_whose_name_is_no_text_is_told_as_well_as_it_can_be(
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_it_says_is_json_with_a_content_or_plain_text(
-    output: bytes, result: CallResult
-) -> None:
+def test_output_is_json_with_a_content_or_plain_text(output: bytes, result: CallResult) -> None:
     assert read_output(ExchangeAnswer(ProcessExit(0), output, b"ignored")) == result
 
 
-async def test_of_a_flood_the_beginning_is_kept_and_that_there_was_more_is_said(
+async def test_too_much_output_is_cut_with_a_note(
     context: ToolContext,
 ) -> None:
-    result = await said(context, "head -c 20000000 /dev/zero | tr '\\0' x")
+    result = await run_tool(context, "head -c 20000000 /dev/zero | tr '\\0' x")
     assert not result.is_error
     assert len(result.content) <= MODEL_BYTES_MAX + 200
     assert result.content.endswith(f"[… the output has more than {OUTPUT_BYTES_MAX:,} bytes …]")
@@ -175,37 +178,39 @@ async def test_of_a_flood_the_beginning_is_kept_and_that_there_was_more_is_said(
         ("""echo '{"content": "fine"}'; kill -9 $$""", "say was ended by signal 9."),
     ],
 )
-async def test_a_command_that_fails_is_an_error_with_what_it_said(
+async def test_a_failed_command_is_an_error_with_its_output(
     context: ToolContext, command: str, content: str
 ) -> None:
-    result = await said(context, command)
+    result = await run_tool(context, command)
     assert result.is_error
     assert result.content.startswith(content)
 
 
-async def test_a_command_that_is_not_there_is_an_error_in_words(context: ToolContext) -> None:
-    result = await said(context, ["./no-such-command"])
+async def test_a_missing_command_is_an_error(context: ToolContext) -> None:
+    result = await run_tool(context, ["./no-such-command"])
     assert result.is_error
     assert result.content.startswith("say cannot be started: ")
 
 
-async def test_a_command_that_takes_too_long_is_ended_with_all_it_started(
+async def test_a_command_past_its_timeout_is_ended_with_its_children(
     context: ToolContext,
 ) -> None:
-    assert await said(context, "setsid sleep 60 & sleep 60", 0.2) == CallResult(
+    assert await run_tool(context, "setsid sleep 60 & sleep 60", 0.2) == CallResult(
         "say took longer than 0.2 s and was ended.", is_error=True
     )
     assert await context.processes.processes(WORKSPACE) == []
 
 
-async def test_a_call_that_is_cancelled_ends_its_command_and_leaves_nothing_open(
+async def test_a_canceled_call_ends_its_command_and_closes_its_pipes(
     context: ToolContext,
 ) -> None:
-    begun = context.inside.root / "begun"
+    begun = context.paths.root / "begun"
     os.mkfifo(begun)
     before = open_descriptors()
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-        task = group.create_task(said(context, "trap '' TERM; echo > begun; sleep 60; sleep 60"))
+        task = group.create_task(
+            run_tool(context, "trap '' TERM; echo > begun; sleep 60; sleep 60")
+        )
         await asyncio.to_thread(begun.read_text)
         task.cancel()
     assert await context.processes.processes(WORKSPACE) == []
@@ -227,10 +232,10 @@ async def test_a_call_that_is_cancelled_ends_its_command_and_leaves_nothing_open
         ({"text": "", "tags": ["a", 2]}, "tags[1] must be of type string, not integer"),
         ({"text": "", "tags": {}}, "tags must be of type array, not object"),
         ({"text": "", "deep": {}}, "deep.on is missing"),
-        ({"text": "", "deep": {"on": True, "of": 1}}, "deep.of is not known; there is on"),
+        ({"text": "", "deep": {"on": True, "of": 1}}, "deep.of is unknown; known: on"),
     ],
 )
-async def test_arguments_that_do_not_fit_the_schema_are_an_error_that_names_the_field(
+async def test_arguments_that_violate_the_schema_are_refused_with_the_field(
     context: ToolContext, arguments: dict[str, Json], problem: str
 ) -> None:
     assert await tool(context, "exit 9").prepare(call_of("say", arguments)) == CallResult(
@@ -238,10 +243,10 @@ async def test_arguments_that_do_not_fit_the_schema_are_an_error_that_names_the_
     )
 
 
-def test_arguments_that_fit_pass_whatever_else_they_have() -> None:
+def test_valid_arguments_pass_with_extra_fields() -> None:
     fitting: dict[str, Json] = {"text": "", "count": 1, "share": None, "kind": "a", "more": [1]}
     fitting |= {"tags": ["a"], "deep": {"on": False}}
-    assert list(misfits(fitting, SCHEMA)) == []
+    assert list(schema_problems(fitting, SCHEMA)) == []
 
 
 JSON = st.recursive(
@@ -260,7 +265,5 @@ OBJECTS = st.dictionaries(st.sampled_from(["type", "properties", "required", "a"
 
 
 @given(OBJECTS, OBJECTS)
-def test_no_schema_and_no_arguments_make_the_check_fail_itself(
-    arguments: dict[str, Json], schema: dict[str, Json]
-) -> None:
-    assert all(isinstance(problem, str) for problem in misfits(arguments, schema))
+def test_the_schema_check_never_raises(arguments: dict[str, Json], schema: dict[str, Json]) -> None:
+    assert all(isinstance(problem, str) for problem in schema_problems(arguments, schema))

@@ -1,4 +1,4 @@
-"""What the question tool takes from a model, and what it makes of the answers."""
+"""The question tool: its arguments, and the result made from the answers."""
 
 import pytest
 
@@ -19,19 +19,19 @@ def choices(*labels: str) -> list[Json]:
     return [{"label": label} for label in labels]
 
 
-async def test_a_batch_is_what_was_asked_without_the_ids_a_model_gave() -> None:
+async def test_a_batch_contains_the_questions_without_the_ids_of_the_model() -> None:
     one = {**GOOD, "id": "mine", "label": "DB", "type": "single_choice"}
     one["choices"] = [{"label": "A", "id": "a"}, {"label": "B", "description": "The other."}]
-    inquiry = await prepared(one, {**GOOD, "label": None, "choices": None})
-    assert isinstance(inquiry, QuestionPlan)
-    assert list(inquiry.questions) == [
+    plan = await prepared(one, {**GOOD, "label": None, "choices": None})
+    assert isinstance(plan, QuestionPlan)
+    assert list(plan.questions) == [
         Question(
             "", "single_choice", "Which?", "DB", "Pick one.",
             [Choice("a", "A"), Choice("choice-2", "B", "The other.")],
         ),
         Question("", "yes_no", "Which?", "", "Pick one."),
     ]  # fmt: skip
-    assert (inquiry.confirm_title, inquiry.confirm_description) == (
+    assert (plan.confirm_title, plan.confirm_description) == (
         "Ready to go?", "Review your answers above and confirm.",
     )  # fmt: skip
 
@@ -39,16 +39,16 @@ async def test_a_batch_is_what_was_asked_without_the_ids_a_model_gave() -> None:
 @pytest.mark.parametrize(
     ("more", "title"), [({}, ""), ({"confirm_title": "So?"}, "So?")], ids=["none", "own"]
 )
-async def test_one_question_needs_no_page_to_confirm_unless_the_model_words_one(
+async def test_a_single_question_has_a_confirm_page_only_if_the_model_asks(
     more: dict[str, Json], title: str
 ) -> None:
-    inquiry = await prepared(GOOD, **more)
-    assert isinstance(inquiry, QuestionPlan)
-    assert (inquiry.confirm_title, inquiry.confirm_description) == (title, "")
+    plan = await prepared(GOOD, **more)
+    assert isinstance(plan, QuestionPlan)
+    assert (plan.confirm_title, plan.confirm_description) == (title, "")
 
 
 @pytest.mark.parametrize(
-    ("questions", "named"),
+    ("questions", "message"),
     [
         ([], "questions"),
         ([GOOD] * 6, "questions"),
@@ -71,12 +71,12 @@ async def test_one_question_needs_no_page_to_confirm_unless_the_model_words_one(
         ),
     ],
 )
-async def test_what_no_dialog_could_show_is_an_error_that_names_the_field(
-    questions: list[Json], named: str
+async def test_questions_that_no_dialog_can_show_are_refused_with_the_field(
+    questions: list[Json], message: str
 ) -> None:
     result = await prepared(*questions)
     assert isinstance(result, CallResult)
-    assert (result.is_error, named in result.content) == (True, True), result.content
+    assert (result.is_error, message in result.content) == (True, True), result.content
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ async def test_what_no_dialog_could_show_is_an_error_that_names_the_field(
         ),
     ],
 )
-async def test_the_model_reads_each_question_with_what_was_answered(
+async def test_the_result_lists_each_question_with_its_answer(
     response: QuestionResponse | None, read: str
 ) -> None:
-    inquiry = await prepared(GOOD)
-    assert isinstance(inquiry, QuestionPlan)
+    plan = await prepared(GOOD)
+    assert isinstance(plan, QuestionPlan)
     question = Question("q", "multi_choice", "Which?", choices=[Choice("a", "A"), Choice("b", "B")])
     other = Question("r", "free_text", "Else?")
     request = QuestionRequest("b", "s", "c", [question, other])
     responses = [QuestionResponse("r", fill_in_text="this"), *([response] if response else [])]
-    assert inquiry.answer(request, responses) == CallResult(f"Which?\n{read}\n\nElse?\nthis")
+    assert plan.answer(request, responses) == CallResult(f"Which?\n{read}\n\nElse?\nthis")

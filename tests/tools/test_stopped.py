@@ -1,4 +1,4 @@
-"""A tool that is told to stop answers with what it has, and says that it is not all."""
+"""A stopped tool returns its partial result and says that it is incomplete."""
 
 from pathlib import Path
 
@@ -13,22 +13,22 @@ from culm.tools.glob import GlobArguments, make_glob
 from culm.tools.ls import LsArguments, make_ls
 from culm.tools.search.patterns import IgnoreRules
 from culm.tools.view import ViewArguments, make_view
-from tests.tools.conftest import Desk
+from tests.tools.conftest import ToolHarness
 
 
-async def test_what_is_stopped_says_that_it_is_not_all(desk: Desk) -> None:
-    desk.write("a", "one\n")
+async def test_a_stopped_tool_says_that_its_result_is_incomplete(harness: ToolHarness) -> None:
+    harness.write("a", "one\n")
     stop = StopFlag()
     stop.set()
-    here = PathTarget(str(desk.path), is_directory=True)
-    listing = make_ls(desk.context).effect(LsArguments(), here, stop)
-    files = make_glob(desk.context).effect(GlobArguments("*"), here, stop)
-    file = PathTarget(str(desk.path / "a"), is_directory=False)
+    here = PathTarget(str(harness.path), is_directory=True)
+    listing = make_ls(harness.context).effect(LsArguments(), here, stop)
+    files = make_glob(harness.context).effect(GlobArguments("*"), here, stop)
+    file = PathTarget(str(harness.path / "a"), is_directory=False)
     with pytest.raises(OpenRefused, match=r"Line 1 of a was not reached in time\."):
-        make_view(desk.context).effect(ViewArguments("a"), file, stop)
+        make_view(harness.context).effect(ViewArguments("a"), file, stop)
     for result in (listing, files):
         assert isinstance(result, CallResult)
-        assert "time was over; this is not all" in result.content
+        assert "out of time; the result is incomplete" in result.content
         assert result.metadata == '{"number_of_files":0,"truncated":true}'
 
 
@@ -43,7 +43,7 @@ def test_a_walk_stops_between_two_files(folder: Path) -> None:
     assert (seen, walked.is_stopped) == (["a"], True)
 
 
-def test_a_directory_of_very_many_names_is_cut(folder: Path) -> None:
+def test_a_directory_with_too_many_names_is_cut(folder: Path) -> None:
     for number in range(NAMES_MAX + 1):
         (folder / str(number)).touch()
     with WorkspacePaths(folder).open(".") as place:

@@ -1,4 +1,4 @@
-"""`todos` keeps the list with the session, and says what changed."""
+"""`todos` stores the list in the session and reports the changes."""
 
 import json
 
@@ -7,8 +7,8 @@ from culm.tools.base import CallPlan, CallResult
 from culm.tools.todos import TODO_CHARS_MAX, TODOS_MAX, make_todos
 from culm.wire.codec import Json
 from culm.wire.sessions import Session, Todo
-from tests.support import carried_out
-from tests.tools.conftest import SESSION, Desk, call_of
+from tests.support import run_call
+from tests.tools.conftest import SESSION, ToolHarness, call_of
 
 FIRST: list[Json] = [
     {"content": "Write it", "status": "in_progress", "active_form": "Writing it"},
@@ -20,20 +20,24 @@ SECOND: list[Json] = [
 ]
 
 
-async def put(desk: Desk, todos: list[Json]) -> CallResult:
-    return await carried_out(make_todos(desk.context), call_of("todos", {"todos": todos}))
+async def put(harness: ToolHarness, todos: list[Json]) -> CallResult:
+    return await run_call(make_todos(harness.context), call_of("todos", {"todos": todos}))
 
 
-async def session_of(desk: Desk) -> Session:
-    session = await desk.context.store.read(find_session(SESSION))
+async def session_of(harness: ToolHarness) -> Session:
+    session = await harness.context.store.read(find_session(SESSION))
     assert session is not None
     return session
 
 
-async def test_a_list_is_kept_told_and_compared_with_the_one_before(desk: Desk) -> None:
-    told: list[tuple[str, str]] = []
-    desk.context.store.tell = lambda events: told.extend((one.type, one.op) for one in events)
-    first, second = await put(desk, FIRST), await put(desk, SECOND)
+async def test_a_list_is_stored_published_and_compared_with_the_last_one(
+    harness: ToolHarness,
+) -> None:
+    published: list[tuple[str, str]] = []
+    harness.context.store.publish = lambda events: published.extend(
+        (one.type, one.op) for one in events
+    )
+    first, second = await put(harness, FIRST), await put(harness, SECOND)
     assert (first.content, second.content) == (
         "The list is kept: 0 of 2 completed.",
         "The list is kept: 1 of 2 completed.",
@@ -53,33 +57,35 @@ async def test_a_list_is_kept_told_and_compared_with_the_one_before(desk: Desk) 
         "completed": 1,
         "total": 2,
     }
-    assert (await session_of(desk)).todos == [
+    assert (await session_of(harness)).todos == [
         Todo("Write it", "completed", "Writing it"),
         Todo("Test it", "in_progress", "Testing it"),
     ]
-    assert told == [("session", "updated"), ("session", "updated")]
+    assert published == [("session", "updated"), ("session", "updated")]
 
 
-async def test_nobody_is_asked_and_nothing_is_kept_before_it_runs(desk: Desk) -> None:
-    plan = await make_todos(desk.context).prepare(call_of("todos", {"todos": FIRST}))
+async def test_a_call_needs_no_approval_and_stores_nothing_before_it_runs(
+    harness: ToolHarness,
+) -> None:
+    plan = await make_todos(harness.context).prepare(call_of("todos", {"todos": FIRST}))
     assert isinstance(plan, CallPlan)
     assert plan.action.is_free
-    assert (await session_of(desk)).todos == []
+    assert (await session_of(harness)).todos == []
 
 
-async def test_what_to_do_better_is_advised_and_the_list_is_kept(desk: Desk) -> None:
+async def test_a_list_is_stored_with_advice(harness: ToolHarness) -> None:
     step: dict[str, Json] = {"content": "a", "status": "in_progress"}
-    many = await put(desk, [step, step])
-    assert many.content.endswith("2 steps are in progress; it is better to have one at a time.")
-    none = await put(desk, [{"content": "a", "status": "pending"}])
-    assert none.content.endswith("Mark the step you go on with as in_progress.")
-    assert await put(desk, []) == CallResult(
+    many = await put(harness, [step, step])
+    assert many.content.endswith("2 steps are in progress; have one at a time.")
+    none = await put(harness, [{"content": "a", "status": "pending"}])
+    assert none.content.endswith("Mark the next step as in_progress.")
+    assert await put(harness, []) == CallResult(
         "The list is empty now.", metadata='{"is_new":false,"todos":[],"completed":0,"total":0}'
     )
-    assert (await session_of(desk)).todos == []
+    assert (await session_of(harness)).todos == []
 
 
-async def test_a_list_that_is_wrong_or_too_long_is_refused_by_its_field(desk: Desk) -> None:
+async def test_an_invalid_or_too_long_list_is_refused(harness: ToolHarness) -> None:
     step: dict[str, Json] = {"content": "a", "status": "pending"}
     for todos in (
         [step] * (TODOS_MAX + 1),
@@ -88,16 +94,16 @@ async def test_a_list_that_is_wrong_or_too_long_is_refused_by_its_field(desk: De
         [{**step, "content": ""}],
         ["a"],
     ):
-        result = await put(desk, todos)
+        result = await put(harness, todos)
         assert result.is_error
         assert "All steps in order" in result.content
-    assert (await session_of(desk)).todos == []
+    assert (await session_of(harness)).todos == []
 
 
-async def test_a_session_that_is_gone_is_an_error_in_words(desk: Desk) -> None:
-    tool = make_todos(desk.context)
+async def test_a_missing_session_is_an_error(harness: ToolHarness) -> None:
+    tool = make_todos(harness.context)
     call = call_of("todos", {"todos": FIRST})
     gone = type(call)("call-1", "todos", call.input, call.arguments, "session-9")
-    result = await carried_out(tool, gone)
+    result = await run_call(tool, gone)
     assert result.is_error
     assert result.content.startswith("The list could not be kept: ")

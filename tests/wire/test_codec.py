@@ -1,4 +1,4 @@
-"""Bodies are read by Go's rules: what it passes over, what it takes for zero, what it refuses."""
+"""Bodies are parsed by Go's rules: ignored input, zero values and refused input."""
 
 import json
 
@@ -12,7 +12,7 @@ from culm.wire.asks import PermissionGrant, QuestionAnswer, QuestionResponse
 from culm.wire.codec import INT_MAX, encode, parse_body
 from culm.wire.config import SelectedModel, SetConfig, SetModel
 from culm.wire.examples import EXAMPLES
-from culm.wire.mcp import GetPrompt
+from culm.wire.extensions import GetPrompt
 from culm.wire.sessions import SaveSession
 
 DEEP = b"[" * 900 + b"]" * 900
@@ -51,19 +51,19 @@ STRUCTS: list[type] = [kind for kind in EXAMPLES if isinstance(kind, type)]
         (b'{"value": {"Kept": [null, 1.5]}}', SetConfig(value={"Kept": [None, 1.5]})),
     ],
 )  # fmt: skip
-def test_what_go_would_take_is_taken(body: bytes, expected: object) -> None:
+def test_a_body_that_go_accepts_is_accepted(body: bytes, expected: object) -> None:
     assert parse_body(body, type(expected)) == expected
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "words"),
+    ("body", "kind", "message"),
     [
         (b"", SaveSession, "the body is empty"),
         (b"  ", SaveSession, "not valid JSON"),
         (b"{", SaveSession, "not valid JSON: .* at character 1"),
         (b'{"title": "a"', SaveSession, "not valid JSON"),
         (b"{\"title\": 'a'}", SaveSession, "not valid JSON"),
-        (b'{"title": NaN}', SaveSession, "NaN is no number"),
+        (b'{"title": NaN}', SaveSession, "NaN is not a number"),
         (b'{"title": "\xff"}', SaveSession, "not valid UTF-8 at byte 11"),
         (b"[]", SaveSession, "Expected `object`, got `array`"),
         (b'{"Title": 7}', SaveSession, r"got `int` - at `\$\.title`"),
@@ -84,17 +84,19 @@ def test_what_go_would_take_is_taken(body: bytes, expected: object) -> None:
         (b'{"x": ' + b"[" * 90_000, SaveSession, "nested too deeply"),
     ],
 )
-def test_what_go_would_refuse_is_refused_and_named(body: bytes, kind: type, words: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"^failed to decode request: .*{words}"):
+def test_a_body_that_go_refuses_is_refused_with_the_place(
+    body: bytes, kind: type, message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^failed to decode request: .*{message}"):
         parse_body(body, kind)
 
 
 @pytest.mark.parametrize("kind", STRUCTS, ids=lambda kind: kind.__name__)
-def test_what_we_write_we_read_again_whatever_the_case_of_its_names(kind: type) -> None:
+def test_encoded_structs_are_parsed_back_whatever_the_case_of_their_keys(kind: type) -> None:
     data = encode(EXAMPLES[kind])
     assert encode(parse_body(data, kind)) == data
-    shouted = {name.upper(): value for name, value in json.loads(data).items()}
-    assert encode(parse_body(json.dumps(shouted).encode(), kind)) == data
+    uppercased = {name.upper(): value for name, value in json.loads(data).items()}
+    assert encode(parse_body(json.dumps(uppercased).encode(), kind)) == data
 
 
 def refusal(data: bytes, kind: type) -> str | None:
@@ -106,7 +108,7 @@ def refusal(data: bytes, kind: type) -> str | None:
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_raise_anything_but_a_refusal(data: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     for kind in (SaveSession, SetConfig, Prompt):
         refusal(data, kind)
 
@@ -120,5 +122,5 @@ names = st.sampled_from(["session_id", "prompt", "attachments", "Content", "FILE
 
 
 @given(st.dictionaries(names, json_values | st.lists(st.dictionaries(names, json_values))))
-def test_no_value_in_any_field_raises_anything_but_a_refusal(value: dict[str, object]) -> None:
+def test_any_field_value_is_parsed_or_refused(value: dict[str, object]) -> None:
     refusal(json.dumps(value).encode(), Prompt)

@@ -1,4 +1,4 @@
-"""Deltas meet parts, and bodies meet Go's reading habits."""
+"""Text deltas applied to message parts, SSE frames, and bodies parsed like in Go."""
 
 import json
 
@@ -15,7 +15,7 @@ from culm.wire.workspaces import CreateWorkspace
 
 
 @given(st.text(min_size=1), st.data())
-def test_deltas_that_overlap_in_any_way_add_up_to_the_text(text: str, data: st.DataObject) -> None:
+def test_overlapping_deltas_add_up_to_the_text(text: str, data: st.DataObject) -> None:
     parts: list[Part] = []
     known = 0
     while known < len(text):
@@ -26,7 +26,7 @@ def test_deltas_that_overlap_in_any_way_add_up_to_the_text(text: str, data: st.D
     assert parts == [TextPart(Text(text))]
 
 
-def test_a_delta_beyond_the_known_end_does_not_fit() -> None:
+def test_a_delta_beyond_the_known_end_is_refused() -> None:
     parts: list[Part] = [TextPart(Text("ab"))]
     assert not append_text(parts, 0, "text", 3, "d")
     assert not append_text(parts, 0, "reasoning", 2, "c")
@@ -45,7 +45,7 @@ def test_binary_parts_keep_their_capital_keys_and_padded_base64() -> None:
 
 
 @given(st.lists(st.text(), max_size=5), st.data())
-def test_frames_are_read_back_however_the_network_cut_them(
+def test_frames_are_parsed_however_the_network_splits_them(
     texts: list[str], data: st.DataObject
 ) -> None:
     stream = b"".join(
@@ -56,18 +56,18 @@ def test_frames_are_read_back_however_the_network_cut_them(
     read: list[str] = []
     while stream:
         cut = data.draw(st.integers(1, len(stream)))
-        read += [told.read(str) for told in lines.feed(stream[:cut])]
+        read += [event.read(str) for event in lines.feed(stream[:cut])]
         stream = stream[cut:]
     assert read == texts
 
 
-def test_absent_and_null_fields_are_zero_values_and_what_follows_the_body_is_ignored() -> None:
+def test_missing_and_null_fields_are_zero_values_and_trailing_text_is_ignored() -> None:
     body = b' {"path": "/x", "env": null, "yolo": null, "unknown": {"deep": null}} trailing'
     assert parse_body(body, CreateWorkspace) == CreateWorkspace(path="/x")
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [
         (b"", "the body is empty"),
         (b"{", "not valid JSON"),
@@ -79,6 +79,6 @@ def test_absent_and_null_fields_are_zero_values_and_what_follows_the_body_is_ign
         (b"[" * 90_000, "nested too deeply"),
     ],
 )
-def test_a_body_that_does_not_fit_is_refused_with_the_field_named(body: bytes, words: str) -> None:
-    with pytest.raises(InvalidRequest, match=words):
+def test_an_invalid_body_is_refused_with_the_field(body: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         parse_body(body, CreateWorkspace)

@@ -1,4 +1,4 @@
-"""The table of claims, cell by cell. Its words are in docs/contract/workspaces.md."""
+"""The table of claims, cell by cell; documented in docs/contract/workspaces.md."""
 
 import pytest
 from hypothesis import example, given
@@ -45,7 +45,7 @@ HELD = after(Created(A)).claims
 ATTACHED = after(Created(A), StreamOpened(A)).claims
 TWICE = after(StreamOpened(A), claims=ATTACHED).claims
 RELEASED = after(Released(A), claims=ATTACHED).claims
-BIRTH = ATTACHED.by_client[A].birth
+BIRTH = ATTACHED.by_client[A].claim_id
 DETACHED = after(StreamClosed(A, BIRTH), claims=ATTACHED).claims
 HOLD = HELD.by_client[A].hold or 0
 DETACH_HOLD = DETACHED.by_client[A].hold or 0
@@ -108,7 +108,7 @@ def test_each_cell_of_the_table(
 
 
 @contract("INV-17")
-def test_a_create_in_the_detach_grace_keeps_the_selection_and_voids_the_older_timer() -> None:
+def test_create_during_detach_grace_keeps_selection_and_voids_old_timer() -> None:
     selected = after(Selected(A, "s"), StreamClosed(A, BIRTH), claims=ATTACHED).claims
     old_hold = selected.by_client[A].hold
     assert old_hold is not None
@@ -117,13 +117,13 @@ def test_a_create_in_the_detach_grace_keeps_the_selection_and_voids_the_older_ti
     assert step.claims.by_client[A].session_id == "s"
 
 
-def test_with_no_detach_grace_the_last_close_ends_the_claim_at_once() -> None:
+def test_last_close_without_detach_grace_ends_the_claim_at_once() -> None:
     step = on_claim(ATTACHED, StreamClosed(A, BIRTH), replace(GRACES, detach_s=0))
     assert step.fate is WorkspaceFate.CLOSE
 
 
 @contract("INV-18")
-def test_one_of_two_clients_leaving_does_not_touch_the_other() -> None:
+def test_leaving_client_does_not_affect_another() -> None:
     both = after(Created(B), StreamOpened(B), claims=ATTACHED).claims
     step = after(Retired(A), claims=both)
     assert step.fate is WorkspaceFate.KEEP
@@ -131,7 +131,7 @@ def test_one_of_two_clients_leaving_does_not_touch_the_other() -> None:
 
 
 @contract("INV-19")
-def test_a_stream_from_before_retirement_does_not_count_against_a_later_one() -> None:
+def test_stream_from_before_retirement_does_not_count_later() -> None:
     again = after(Retired(A), StreamOpened(A), claims=ATTACHED)
     late = on_claim(again.claims, StreamClosed(A, BIRTH), GRACES)
     assert late.fate is WorkspaceFate.KEEP
@@ -146,7 +146,7 @@ def test_only_live_streams_count_as_attached() -> None:
 
 
 @contract("EXC-15")
-def test_live_runs_defer_the_end_until_they_are_gone() -> None:
+def test_live_runs_defer_the_close() -> None:
     running = after(RunsChanged(1), Retired(A), claims=ATTACHED)
     assert (running.fate, running.arm and running.arm.delay_s) == (WorkspaceFate.KEEP, 3600)
     assert on_claim(running.claims, RunsChanged(0), GRACES).fate is WorkspaceFate.CLOSE
@@ -154,7 +154,7 @@ def test_live_runs_defer_the_end_until_they_are_gone() -> None:
 
 
 @contract("EXC-15")
-def test_runs_nobody_watches_are_interrupted_at_their_bound_and_not_by_an_older_timer() -> None:
+def test_abandoned_runs_are_interrupted_only_by_the_latest_timer() -> None:
     running = after(RunsChanged(1), Retired(A), claims=ATTACHED)
     assert running.arm is not None
     timer = running.arm.then
@@ -177,8 +177,10 @@ inputs = st.one_of(
 
 
 @given(st.lists(inputs, max_size=40))
-@example([Created(B), StreamClosed(B, 1), StreamOpened(B)])  # One that never opened closes nothing.
-def test_whatever_happens_a_claim_either_has_a_stream_or_a_timer(whats: list[Input]) -> None:
+@example(
+    [Created(B), StreamClosed(B, 1), StreamOpened(B)]
+)  # A stream that never opened closes nothing.
+def test_claim_has_either_a_stream_or_a_timer(whats: list[Input]) -> None:
     step = ClaimStep(Claims(), WorkspaceFate.KEEP)
     for what in whats:
         step = on_claim(step.claims, what, GRACES)

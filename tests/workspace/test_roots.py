@@ -17,7 +17,7 @@ from culm.workspace.roots import (
 from tests.support import FakeClock, contract
 
 
-def test_the_key_of_a_path_is_readable_and_distinct() -> None:
+def test_project_key_is_readable_and_distinct() -> None:
     # FNV-1a 64 of "a" is af63dc4c8601ec8c by its published test vectors.
     assert project_key(Path("a")) == "a-8601ec8c"
     assert project_key(Path("/a b")) != project_key(Path("/a-b"))
@@ -25,7 +25,7 @@ def test_the_key_of_a_path_is_readable_and_distinct() -> None:
 
 
 @contract("INV-28")
-async def test_a_lock_whose_directory_was_removed_is_taken_anew_or_refused(tmp_path: Path) -> None:
+async def test_lock_of_a_removed_directory_is_retaken_or_refused(tmp_path: Path) -> None:
     root = tmp_path / "data"
     ours, theirs = DataRoots(FakeClock()), DataRoots(FakeClock())
     async with ours.hold(root):
@@ -38,7 +38,7 @@ async def test_a_lock_whose_directory_was_removed_is_taken_anew_or_refused(tmp_p
         pass
 
 
-def test_the_list_of_workspaces_survives_damage_and_repetition(tmp_path: Path) -> None:
+def test_workspace_list_survives_damage_and_repetition(tmp_path: Path) -> None:
     (tmp_path / "workspaces.json").write_text('{"not": "a list"}')
     assert read_workspaces(tmp_path) == []
     for root in ("one", "two", "two"):

@@ -1,4 +1,4 @@
-"""Worktrees of agents, with real git: whole or not at all, and never removed with work in them."""
+"""Worktrees of agents, with real git: created completely or not at all, removed only if clean."""
 
 import asyncio
 import os
@@ -11,20 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from culm.processes.base import Processes, ProcessHandle, ProcessRequest
-from culm.processes.disabled import NoProcesses
-from culm.tools.tool_context import ToolContext
+from culm.processes.base import NoProcesses, Processes, ProcessHandle, ProcessRequest
+from culm.tools.base import ToolContext
 from culm.worktrees.worktree import (
     FILES_MAX,
     Worktree,
     WorktreeFailed,
     WorktreeOutcome,
     Worktrees,
-    describe,
+    describe_outcome,
 )
-from tests.processes.yard import readable
+from tests.processes.process_harness import wait_readable
 from tests.support import WAIT_S
-from tests.tools.kits import open_context, open_descriptors
+from tests.tools.tool_contexts import open_context, open_descriptors
 
 AGENT = "0a1b2c3d-0000-4000-8000-000000000001"
 SAME_BEGIN = "0a1b2c3d-0000-4000-8000-000000000002"
@@ -33,8 +32,8 @@ OTHERWISE = "leave out `worktree`"
 _IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main")
 
 
-def git(folder: Path, *words: str) -> str:
-    argv = ("git", *_IDENTITY, *words)
+def git(folder: Path, *args: str) -> str:
+    argv = ("git", *_IDENTITY, *args)
     env = {"PATH": os.environ["PATH"], "HOME": "/nowhere"}
     done = subprocess.run(argv, cwd=folder, env=env, check=True, capture_output=True, text=True)
     return done.stdout.strip()
@@ -47,7 +46,7 @@ def commit(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Site:
-    """A repository with one commit, and where its agents get their worktrees."""
+    """A repository with one commit, and the folder for its agents' worktrees."""
 
     context: ToolContext
     worktrees: Worktrees
@@ -55,12 +54,12 @@ class Site:
     folders: Path
 
     def copy(self, place: Path) -> "Site":
-        """The same repository at another place."""
+        """Copy the repository to another place."""
         shutil.copytree(self.repo, place / "repo", symlinks=True)
         return replace(self, repo=place / "repo", folders=place / "worktrees")
 
-    def equipped(self, context: ToolContext) -> "Site":
-        """The same site for somebody with another kit."""
+    def with_context(self, context: ToolContext) -> "Site":
+        """The same site with another tool context."""
         return replace(self, context=context, worktrees=Worktrees(context))
 
     def folder(self, agent_id: str = AGENT) -> Path:
@@ -72,18 +71,18 @@ class Site:
             return await self.worktrees.make(self.repo / inner, folder, agent_id)
 
     async def refusal(self, workspace: Path) -> str:
-        """Why there can be no worktree."""
+        """The error message of a refused worktree."""
         with pytest.raises(WorktreeFailed) as failed:
             async with asyncio.timeout(WAIT_S):
                 await self.worktrees.make(workspace, self.folder(), AGENT)
         return str(failed.value)
 
-    async def settle(self, worktree: Worktree) -> WorktreeOutcome:
+    async def finish(self, worktree: Worktree) -> WorktreeOutcome:
         async with asyncio.timeout(WAIT_S):
             return await self.worktrees.finish(worktree)
 
     def left(self) -> list[str]:
-        """What there is of worktrees: branches and their locks, entries, directories, notes."""
+        """All traces of worktrees: branches and their locks, entries and folders."""
         branches = git(self.repo, "for-each-ref", "--format=%(refname:short)", "refs/heads/culm")
         entries = [str(entry) for entry in self.repo.glob(".git/worktrees/*")]
         folders = [str(folder) for folder in self.folders.glob("*")]
@@ -92,7 +91,7 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def pattern(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template_repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repo = tmp_path_factory.mktemp("pattern")
     (repo / "sub").mkdir()
     git(repo, "init")
@@ -103,16 +102,16 @@ def pattern(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def site(tmp_path: Path, pattern: Path) -> AsyncGenerator[Site]:
-    # Somebody's own words to git would lead it elsewhere.
-    twisted = {"GIT_DIR": "/nowhere", "GIT_WORK_TREE": "/", "GIT_INDEX_FILE": "/nowhere/index"}
+async def site(tmp_path: Path, template_repo: Path) -> AsyncGenerator[Site]:
+    # Git variables of the environment would mislead git.
+    misleading = {"GIT_DIR": "/nowhere", "GIT_WORK_TREE": "/", "GIT_INDEX_FILE": "/nowhere/index"}
     before = open_descriptors()
-    async with open_context(tmp_path, twisted) as context:
-        yield Site(context, Worktrees(context), pattern, tmp_path).copy(tmp_path / "site")
+    async with open_context(tmp_path, misleading) as context:
+        yield Site(context, Worktrees(context), template_repo, tmp_path).copy(tmp_path / "site")
     assert open_descriptors() == before
 
 
-async def test_a_worktree_has_the_last_commit_and_goes_when_nothing_was_changed(
+async def test_worktree_has_the_last_commit_and_is_removed_if_unchanged(
     site: Site,
 ) -> None:
     (site.repo / "a.txt").write_text("not committed\n")
@@ -126,14 +125,14 @@ async def test_a_worktree_has_the_last_commit_and_goes_when_nothing_was_changed(
         assert (path / "a.txt").read_text() == "one\n"
         assert git(worktree.workspace, "rev-parse", "--abbrev-ref", "HEAD") == BRANCH
         (path / "test.log").write_text("ignored\n")
-        settled = await site.settle(worktree)
-        assert settled == WorktreeOutcome(worktree, kept=False)
-        assert describe(settled) == "Nothing was changed in its worktree, which is removed."
+        outcome = await site.finish(worktree)
+        assert outcome == WorktreeOutcome(worktree, kept=False)
+        assert describe_outcome(outcome) == "Nothing was changed in its worktree, which is removed."
         assert site.left() == []
         assert await site.worktrees.remove(worktree)  # Once more, with the session.
 
 
-# --- work
+# --- changes in a worktree
 
 
 def change(path: Path) -> None:
@@ -176,7 +175,7 @@ def add_many(path: Path) -> None:
 
 
 MANY = [f"{number:03}" for number in range(FILES_MAX)]
-# What an agent did, and what is said of it: files, how many more, commits.
+# The change of an agent, and its report: files, number of further files, commits.
 WORK: Mapping[Callable[[Path], None], tuple[list[str], int, int]] = {
     change: (["a.txt"], 0, 0),
     add: (["new/ü\n.txt"], 0, 0),
@@ -188,23 +187,23 @@ WORK: Mapping[Callable[[Path], None], tuple[list[str], int, int]] = {
 }
 
 
-async def test_a_worktree_with_work_in_it_is_kept(site: Site, tmp_path: Path) -> None:
-    # What somebody likes to be shown does not hide work.
+async def test_worktree_with_changes_is_kept(site: Site, tmp_path: Path) -> None:
+    # A display setting of the user does not hide changes.
     git(site.repo, "config", "status.showUntrackedFiles", "no")
     for work, (files, more, commits) in WORK.items():
         one = site.copy(tmp_path / work.__name__)
         worktree = await one.make("sub")
         work(worktree.path)
-        settled = await one.settle(worktree)
-        assert settled == WorktreeOutcome(worktree, True, files, more, commits), work  # noqa: FBT003
-        assert describe(settled) == (
+        outcome = await one.finish(worktree)
+        assert outcome == WorktreeOutcome(worktree, True, files, more, commits), work  # noqa: FBT003
+        assert describe_outcome(outcome) == (
             f"Its work is kept in {worktree.path} on branch {BRANCH}; "
             f"commits: {commits}, files changed: {len(files) + more}."
         )
         assert worktree.path.is_dir()
 
 
-async def test_a_worktree_that_somebody_deleted_is_forgotten_but_its_commits_stay(
+async def test_deleted_worktree_is_forgotten_but_its_commits_stay(
     site: Site,
 ) -> None:
     worktree = await site.make()
@@ -220,11 +219,11 @@ async def test_a_worktree_that_somebody_deleted_is_forgotten_but_its_commits_sta
     assert site.left() == [BRANCH]
 
 
-# --- what cannot be
+# --- refusals
 
 
 def outside(site: Site) -> Path:
-    return site.context.inside.root
+    return site.context.paths.root
 
 
 def unborn(site: Site) -> Path:
@@ -242,8 +241,8 @@ def own_directory(site: Site) -> Path:
 
 
 def submodule(site: Site) -> Path:
-    words = ("-c", "protocol.file.allow=always", "submodule", "add")
-    git(site.repo, *words, str(site.repo), "inner")
+    args = ("-c", "protocol.file.allow=always", "submodule", "add")
+    git(site.repo, *args, str(site.repo), "inner")
     return site.repo / "inner"
 
 
@@ -254,7 +253,7 @@ def with_submodule(site: Site) -> Path:
 
 
 def with_repository_inside(site: Site) -> Path:
-    """Nothing but the commit says that there is one."""
+    """A repository inside that only the commit reveals."""
     git(site.repo, "init", "sub/inner")
     commit(site.repo / "sub" / "inner")
     commit(site.repo)
@@ -303,7 +302,7 @@ def place_in_the_way(site: Site) -> Path:
 
 _BARE = "{it} is in a bare repository, or in git's own directory: "
 _NOT_THERE = f"there is no directory other in the last commit: {OTHERWISE}, or commit it"
-# How each of the errors begins.
+# The beginning of each error.
 REFUSALS: Mapping[Callable[[Site], Path], str] = {
     outside: f"{{it}} is not in a git repository: {OTHERWISE}, or start culm in one",
     unborn: f"{{it}} has no commit to start from: {OTHERWISE}, or make one",
@@ -322,7 +321,7 @@ REFUSALS: Mapping[Callable[[Site], Path], str] = {
 }
 
 
-async def test_where_there_can_be_no_worktree_the_error_says_why_and_nothing_is_left(
+async def test_impossible_worktree_is_refused_with_a_reason_and_leaves_nothing(
     site: Site, tmp_path: Path
 ) -> None:
     for arrange, why in REFUSALS.items():
@@ -335,23 +334,23 @@ async def test_where_there_can_be_no_worktree_the_error_says_why_and_nothing_is_
         assert one.left() == before
 
 
-async def test_without_git_and_onto_what_is_there_no_worktree_is_made(site: Site) -> None:
+async def test_no_worktree_without_git_or_over_an_existing_folder(site: Site) -> None:
     worktree = await site.make()
     change(worktree.path)
     assert (await site.refusal(site.repo)).startswith(f"{worktree.path} cannot be made: File ex")
-    lacking = site.equipped(replace(site.context, env=lambda: {"PATH": "/nowhere"}))
+    lacking = site.with_context(replace(site.context, env=lambda: {"PATH": "/nowhere"}))
     why = "`git rev-parse` cannot be run (`git` was not found in PATH)"
     assert await lacking.refusal(site.repo) == f"{why}: {OTHERWISE}"
-    settled = await lacking.settle(worktree)
-    assert settled.kept
-    assert settled.error == why.replace("rev-parse", "rev-list")
+    outcome = await lacking.finish(worktree)
+    assert outcome.kept
+    assert outcome.error == why.replace("rev-parse", "rev-list")
     assert (worktree.path / "a.txt").read_text() == "changed\n"
 
 
 # --- hostile repositories, and hostile agents
 
 
-async def test_nothing_that_a_repository_names_is_run(site: Site, tmp_path: Path) -> None:
+async def test_programs_named_by_the_repository_are_not_run(site: Site, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\ntouch {ran}\n")
@@ -360,14 +359,14 @@ async def test_nothing_that_a_repository_names_is_run(site: Site, tmp_path: Path
         (site.repo / ".git" / "hooks" / hook).symlink_to(program)
     git(site.repo, "config", "core.fsmonitor", str(program))
     worktree = await site.make()
-    assert await site.settle(worktree) == WorktreeOutcome(worktree, kept=False)
+    assert await site.finish(worktree) == WorktreeOutcome(worktree, kept=False)
     assert not ran.exists()
-    # Made by a git that is not ours, they would have run.
+    # With plain git the programs would have run.
     git(site.repo, "worktree", "add", str(site.folder()))
     assert ran.exists()
 
 
-async def test_where_an_agent_could_make_git_run_something_its_worktree_is_kept_unseen(
+async def test_worktree_with_tampered_git_config_is_kept_without_inspection(
     site: Site, tmp_path: Path
 ) -> None:
     ran = tmp_path / "ran"
@@ -385,19 +384,19 @@ async def test_where_an_agent_could_make_git_run_something_its_worktree_is_kept_
     ):
         git(repository, "config", "filter.x.clean", f"touch {ran}; cat")
         own.write_text(now)
-        settled = await site.settle(worktree)
-        assert settled == WorktreeOutcome(worktree, kept=True, error=settled.error)
-        assert settled.error.startswith(why)
-        assert describe(settled) == (
-            f"Its worktree is kept in {worktree.path} on branch {BRANCH}: {settled.error}."
+        outcome = await site.finish(worktree)
+        assert outcome == WorktreeOutcome(worktree, kept=True, error=outcome.error)
+        assert outcome.error.startswith(why)
+        assert describe_outcome(outcome) == (
+            f"Its worktree is kept in {worktree.path} on branch {BRANCH}: {outcome.error}."
         )
         assert not ran.exists()
 
 
-# --- others at the same time, and ends that come too early
+# --- concurrency and cancellation
 
 
-async def test_agents_at_once_get_branches_of_their_own_though_their_ids_begin_alike(
+async def test_concurrent_agents_with_similar_ids_get_distinct_branches(
     site: Site,
 ) -> None:
     git(site.repo, "branch", BRANCH)
@@ -412,78 +411,78 @@ async def test_agents_at_once_get_branches_of_their_own_though_their_ids_begin_a
         *(f"culm/{agent_id[:8]}" for agent_id in others),
     }
     async with asyncio.TaskGroup() as group:
-        ends = [group.create_task(site.settle(worktree)) for worktree in worktrees]
+        ends = [group.create_task(site.finish(worktree)) for worktree in worktrees]
     assert [task.result() for task in ends] == [
         WorktreeOutcome(one, kept=False) for one in worktrees
     ]
     assert site.left() == [BRANCH]
 
 
-class Cancelling(NoProcesses):
-    """Has whoever starts the `at`th process cancelled, as soon as it runs."""
+class CancellingProcesses(NoProcesses):
+    """Cancels the task that starts the `at`th process, as soon as the process runs."""
 
     def __init__(self, processes: Processes, at: int) -> None:
         self._processes = processes
         self._at = at
         self.count = 0
 
-    async def start(self, order: ProcessRequest) -> ProcessHandle:
+    async def start(self, request: ProcessRequest) -> ProcessHandle:
         self.count += 1
         is_last = self.count == self._at
-        held = await self._processes.start(order)
+        handle = await self._processes.start(request)
         task = asyncio.current_task()
         if is_last and task is not None:
             task.cancel()
-        return held
+        return handle
 
 
-async def test_a_worktree_that_is_cancelled_at_any_command_of_git_leaves_nothing(
+async def test_cancel_at_any_git_command_leaves_nothing(
     site: Site,
 ) -> None:
     commands = 7
     for at in range(1, commands + 1):
-        processes = Cancelling(site.context.processes, at)
+        processes = CancellingProcesses(site.context.processes, at)
         async with asyncio.TaskGroup() as group:
-            site_then = site.equipped(replace(site.context, processes=processes))
-            making = group.create_task(site_then.make())
+            cancelling_site = site.with_context(replace(site.context, processes=processes))
+            making = group.create_task(cancelling_site.make())
         assert making.cancelled()
         assert site.left() == [], at
-    processes = Cancelling(site.context.processes, 0)
-    await site.equipped(replace(site.context, processes=processes)).make()
-    assert processes.count == commands  # There was no further one to be cancelled at.
+    processes = CancellingProcesses(site.context.processes, 0)
+    await site.with_context(replace(site.context, processes=processes)).make()
+    assert processes.count == commands  # No further command to cancel at.
 
 
-async def test_a_lock_that_git_left_as_it_was_ended_is_removed(site: Site) -> None:
-    class Locking(Cancelling):
-        async def start(self, order: ProcessRequest) -> ProcessHandle:
-            if "update-ref" in order.argv and "-d" not in order.argv:
+async def test_lock_left_by_an_ended_git_is_removed(site: Site) -> None:
+    class LockingProcesses(CancellingProcesses):
+        async def start(self, request: ProcessRequest) -> ProcessHandle:
+            if "update-ref" in request.argv and "-d" not in request.argv:
                 lock = site.repo / f".git/refs/heads/{BRANCH}.lock"
                 lock.parent.mkdir(parents=True)
                 lock.touch()
-            return await super().start(order)
+            return await super().start(request)
 
-    processes = Locking(site.context.processes, at=5)
+    processes = LockingProcesses(site.context.processes, at=5)
     async with asyncio.TaskGroup() as group:
-        making = group.create_task(site.equipped(replace(site.context, processes=processes)).make())
+        making = group.create_task(
+            site.with_context(replace(site.context, processes=processes)).make()
+        )
     assert making.cancelled()
     assert site.left() == []
 
 
 @pytest.mark.parametrize("how", ["cancelled", "killed"])
-async def test_a_checkout_that_does_not_come_to_its_end_leaves_nothing(
-    site: Site, tmp_path: Path, how: str
-) -> None:
+async def test_unfinished_checkout_leaves_nothing(site: Site, tmp_path: Path, how: str) -> None:
     (site.repo / ".gitattributes").write_text("b.txt filter=slow\n")
     commit(site.repo)
     os.mkfifo(tmp_path / "begun")
-    # In the configuration of the user, whose word counts. It begins, and does not end.
-    words = f"echo >{tmp_path}/begun; exec sleep 100"
-    git(tmp_path, "config", "--file", ".gitconfig", "filter.slow.smudge", words)
+    # A filter of the user's own configuration, which is trusted. It begins and does not end.
+    command = f"echo >{tmp_path}/begun; exec sleep 100"
+    git(tmp_path, "config", "--file", ".gitconfig", "filter.slow.smudge", command)
     begun = os.open(tmp_path / "begun", os.O_RDONLY | os.O_NONBLOCK)
     try:
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
             making = group.create_task(site.make() if how == "cancelled" else _killed(site))
-            await readable(begun)
+            await wait_readable(begun)
             assert len(site.left()) == 4
             (process,) = await site.context.processes.processes(site.context.workspace_id)
             if how == "killed":
@@ -501,36 +500,34 @@ async def _killed(site: Site) -> None:
     assert await site.refusal(site.repo) == f"`git reset` was killed: {OTHERWISE}"
 
 
-# --- what a server leaves that is killed
+# --- leftovers of a killed server
 
 
-class Imaging(NoProcesses):
-    """Has a picture taken of all there is before each process, and at the end."""
+class SnapshotProcesses(NoProcesses):
+    """Takes a snapshot of the folder before each process, and at the end."""
 
-    def __init__(self, processes: Processes, what: Path, images: Path) -> None:
+    def __init__(self, processes: Processes, what: Path, snapshots: Path) -> None:
         self._processes = processes
         self._what = what
-        self._images = images
+        self._snapshots = snapshots
         self.count = 0
 
-    async def start(self, order: ProcessRequest) -> ProcessHandle:
+    async def start(self, request: ProcessRequest) -> ProcessHandle:
         self.take()
-        return await self._processes.start(order)
+        return await self._processes.start(request)
 
     def take(self) -> None:
         self.count += 1
-        shutil.copytree(self._what, self._images / str(self.count), symlinks=True)
+        shutil.copytree(self._what, self._snapshots / str(self.count), symlinks=True)
 
     def restore(self, number: int) -> None:
         shutil.rmtree(self._what)
-        (self._images / str(number)).rename(self._what)
+        (self._snapshots / str(number)).rename(self._what)
 
 
-async def test_what_is_left_of_a_worktree_by_a_kill_at_any_moment_is_cleared_away(
-    site: Site, tmp_path: Path
-) -> None:
-    processes = Imaging(site.context.processes, site.repo.parent, tmp_path / "images")
-    await site.equipped(replace(site.context, processes=processes)).make()
+async def test_leftovers_of_a_kill_at_any_moment_are_cleared(site: Site, tmp_path: Path) -> None:
+    processes = SnapshotProcesses(site.context.processes, site.repo.parent, tmp_path / "images")
+    await site.with_context(replace(site.context, processes=processes)).make()
     processes.take()
     left: list[list[str]] = []
     for number in range(1, processes.count + 1):
@@ -543,12 +540,10 @@ async def test_what_is_left_of_a_worktree_by_a_kill_at_any_moment_is_cleared_awa
         assert site.left() == [], number
     assert BRANCH in left[-1]
     assert len(left[-1]) == len(left[-2]) == 4
-    await site.worktrees.clear(site.folder())  # Where there is nothing, nothing happens.
+    await site.worktrees.clear(site.folder())  # Does nothing where there is nothing.
 
 
-async def test_what_nobody_is_known_to_work_in_stays_if_there_is_work_in_it(
-    site: Site, tmp_path: Path
-) -> None:
+async def test_unowned_worktree_with_changes_is_not_cleared(site: Site, tmp_path: Path) -> None:
     for work in WORK:
         one = site.copy(tmp_path / work.__name__)
         worktree = await one.make("sub")
@@ -556,7 +551,7 @@ async def test_what_nobody_is_known_to_work_in_stays_if_there_is_work_in_it(
         before = one.left()
         await one.worktrees.clear(one.folder())
         assert one.left() == before, work
-    # Nor is anything touched of which nothing is noted, or which was there before.
+    # A folder without a note, or one that existed before, is not touched either.
     (site.folder() / "mine").mkdir(parents=True)
     await site.worktrees.clear(site.folder())
     assert "cannot be made: File exists" in await site.refusal(site.repo)
@@ -564,9 +559,9 @@ async def test_what_nobody_is_known_to_work_in_stays_if_there_is_work_in_it(
     assert (site.folder() / "mine").is_dir()
 
 
-async def test_a_worktree_that_two_settle_at_once_is_removed_and_both_say_so(site: Site) -> None:
+async def test_worktree_finished_concurrently_is_removed_and_all_report_it(site: Site) -> None:
     worktree = await site.make()
     async with asyncio.TaskGroup() as group:
-        ends = [group.create_task(site.settle(worktree)) for _ in range(3)]
+        ends = [group.create_task(site.finish(worktree)) for _ in range(3)]
     assert [task.result() for task in ends] == [WorktreeOutcome(worktree, kept=False)] * 3
     assert site.left() == []

@@ -18,7 +18,7 @@ from culm.wire.messages import ToolCall, ToolResult
             "no\x1b[2J\u202etool",
             "{}",
             r"→ no\x1b[2J\u202etool",
-        ),  # As a model that was misled calls it.
+        ),  # A misled model may call such a tool.
         ("theirs", '{"a":1}', '→ theirs {"a":1}'),
         ("agent", '{"prompt":"read a","name":"reader"}', "→ agent read a"),
         (
@@ -30,7 +30,7 @@ from culm.wire.messages import ToolCall, ToolResult
         ("bash", '{"command":"ec', '→ bash {"command":"ec'),
     ],
 )
-def test_a_call_is_one_line_that_says_what_it_is_about(name: str, given: str, line: str) -> None:
+def test_call_is_one_line_with_its_main_arguments(name: str, given: str, line: str) -> None:
     assert call_line(ToolCall("c", name, given, finished=True)) == line
 
 
@@ -67,13 +67,11 @@ WRITTEN = {"additions": 1, "removals": 0, "diff": "@@ -0,0 +1 @@\n+a\tb"}
         ),
     ],
 )
-def test_a_result_is_a_line_with_what_changed_or_was_put_out(
-    result: ToolResult, lines: list[str]
-) -> None:
+def test_result_is_a_summary_line_with_diff_or_output(result: ToolResult, lines: list[str]) -> None:
     assert list(result_lines(result)) == lines
 
 
-def test_of_many_lines_the_first_and_the_last_are_shown_and_none_twice() -> None:
+def test_long_block_shows_first_and_last_lines_without_repeats() -> None:
     lines = [str(number) for number in range(100)]
     shown = list(block(lines))
     assert shown[:8] == [f"  | {number}" for number in range(8)]
@@ -84,5 +82,5 @@ def test_of_many_lines_the_first_and_the_last_are_shown_and_none_twice() -> None
     assert list(block(["x" * 300])) == ["  | " + "x" * 199 + "…"]
 
 
-def test_a_text_too_long_to_compare_is_not_compared() -> None:
+def test_text_too_long_to_compare_is_not_compared() -> None:
     assert diff_lines("a", "b" * 100_000) == ["(too much to compare here)"]

@@ -1,4 +1,4 @@
-"""What of a run and of its agents has been shown, and what a new state of them adds."""
+"""Incremental views: a new state of a run and its agents shows only its additions."""
 
 from msgspec.structs import replace
 
@@ -23,20 +23,20 @@ from culm.wire.messages import (
 from culm.wire.runs import Run, RunChanged, State
 
 
-class Told:
-    """A face that writes down what it was told to show."""
+class RecordingRenderer:
+    """A renderer that records its calls."""
 
     def __init__(self, name: str = "") -> None:
         self.seen: list[tuple[str, str]] = []
         self._name = name
 
-    def said(self, message_id: MessageId, text: str) -> None:
-        self.seen.append((f"{self._name}said", text))
+    def user_message(self, message_id: MessageId, text: str) -> None:
+        self.seen.append((f"{self._name}user", text))
 
     def text(self, message_id: MessageId, text: str) -> None:
         self.seen.append((f"{self._name}text {message_id}", text))
 
-    def again(self, message_id: MessageId) -> None:
+    def restarted(self, message_id: MessageId) -> None:
         self.seen.append(("again", message_id))
 
     def call(self, call: ToolCall) -> None:
@@ -57,13 +57,13 @@ class Told:
     def answered(self, ask: AskChanged, *, by_us: bool) -> None:
         self.seen.append((f"{self._name}answered", f"{ask.state} {by_us}"))
 
-    def note(self, words: str) -> None:
-        self.seen.append(("note", words))
+    def note(self, text: str) -> None:
+        self.seen.append(("note", text))
 
-    def agent(self, agent: Agent) -> "Told":
-        told = Told(f"{agent.name}: ")
-        told.seen = self.seen
-        return told
+    def agent(self, agent: Agent) -> "RecordingRenderer":
+        renderer = RecordingRenderer(f"{agent.name}: ")
+        renderer.seen = self.seen
+        return renderer
 
     def started(self, agent: Agent) -> None:
         self.seen.append((f"{self._name}started", agent.state))
@@ -88,10 +88,10 @@ SESSION = SessionId("s")
 OURS = RunId("ours")
 
 
-def show(told: Told, *states: tuple[State, list[Message]]) -> list[bool]:
-    """Let the run be in each state in turn, with these messages beside those before."""
+def show(renderer: RecordingRenderer, *states: tuple[State, list[Message]]) -> list[bool]:
+    """Show the run in each state in turn; messages add up."""
     mirror = Mirror()
-    shown = RunView(told, OURS)
+    shown = RunView(renderer, OURS)
     live: list[bool] = []
     for state, messages in states:
         mirror.runs.clear()
@@ -103,29 +103,29 @@ def show(told: Told, *states: tuple[State, list[Message]]) -> list[bool]:
     return live
 
 
-def test_text_is_shown_as_it_grows_and_never_twice() -> None:
-    told = Told()
+def test_growing_text_is_shown_once() -> None:
+    renderer = RecordingRenderer()
     over = show(
-        told,
+        renderer,
         ("active", [answer("1", "One")]),
         ("active", [answer("1", "One, two")]),
         ("active", [answer("1", "One, two", rev=1, finished=True)]),
         ("active", [answer("2", "Three")]),
         ("ended", [answer("2", "Three", rev=1, finished=True)]),
     )
-    assert told.seen == [("text 1", "One"), ("text 1", ", two"), ("text 2", "Three")]
+    assert renderer.seen == [("text 1", "One"), ("text 1", ", two"), ("text 2", "Three")]
     assert over == [False, False, False, False, True]
 
 
-def test_an_answer_that_is_asked_again_is_shown_anew() -> None:
-    told = Told()
+def test_restarted_answer_is_shown_again_from_the_start() -> None:
+    renderer = RecordingRenderer()
     show(
-        told,
+        renderer,
         ("active", [answer("1", "One, tw")]),
         ("active", [answer("1", "Two", rev=1)]),
         ("active", [answer("1", "Two, three", rev=2, finished=True)]),
     )
-    assert told.seen == [
+    assert renderer.seen == [
         ("text 1", "One, tw"),
         ("again", "1"),
         ("text 1", "Two"),
@@ -133,29 +133,29 @@ def test_an_answer_that_is_asked_again_is_shown_anew() -> None:
     ]
 
 
-def test_text_that_a_crash_has_lost_is_told_and_not_repeated() -> None:
-    told = Told()
+def test_text_lost_in_a_crash_is_noted_and_not_repeated() -> None:
+    renderer = RecordingRenderer()
     show(
-        told,
+        renderer,
         ("active", [answer("1", "One, two")]),
         ("ended", [answer("1", "One", rev=1, finished=True)]),
     )
-    assert told.seen == [("text 1", "One, two"), ("note", "(the last 5 characters were lost)")]
+    assert renderer.seen == [("text 1", "One, two"), ("note", "(the last 5 characters were lost)")]
 
 
-def test_what_others_say_while_the_run_waits_is_not_shown() -> None:
-    told = Told()
+def test_messages_of_other_runs_are_not_shown_while_queued() -> None:
+    renderer = RecordingRenderer()
     show(
-        told,
+        renderer,
         ("queued", [answer("1", "Theirs", run_id="theirs")]),
         ("active", [answer("1", "Theirs.", finished=True, run_id="theirs"), answer("2", "Ours")]),
     )
-    assert told.seen == [("text 2", "Ours")]
+    assert renderer.seen == [("text 2", "Ours")]
 
 
-def test_a_call_is_shown_with_what_it_puts_out_and_asks_before_its_result() -> None:
-    told, mirror = Told(), Mirror()
-    shown = RunView(told, OURS, "me")
+def test_call_output_and_asks_are_shown_before_the_result() -> None:
+    renderer, mirror = RecordingRenderer(), Mirror()
+    shown = RunView(renderer, OURS, "me")
     mirror.runs[OURS] = RunChanged(OURS, SESSION, "active", 1, run_id_given=True)
     parts = [ToolCallPart(ToolCall(name, name, "{}", finished=True)) for name in ("a", "b")]
     mirror.put_message(Message(MessageId("1"), "assistant", SESSION, list(parts), run_id=OURS))
@@ -171,7 +171,7 @@ def test_a_call_is_shown_with_what_it_puts_out_and_asks_before_its_result() -> N
     results: list[Part] = [ToolResultPart(ToolResult(name, name, name)) for name in ("a", "b")]
     mirror.put_message(Message(MessageId("2"), "tool", SESSION, results, run_id=OURS))
     shown.show(mirror)
-    assert told.seen == [
+    assert renderer.seen == [
         *(("call", "a"), ("call", "b"), ("output a", "on")),
         *(("ask", "Do a"), ("allowed", "b"), ("output a", "e\n")),
         *(("answered", "allowed True"), ("result", "a"), ("result", "b")),
@@ -199,31 +199,31 @@ def put(tree: SessionTree, agent: Agent, *messages: Message) -> None:
         tree.put_message(message)
 
 
-def test_agents_are_shown_between_the_call_that_started_them_and_its_result() -> None:
-    told, tree = Told(), SessionTree(SESSION, OURS)
-    shown = TreeView(told, OURS, tree, "me")
+def test_agents_are_shown_between_their_call_and_its_result() -> None:
+    renderer, tree = RecordingRenderer(), SessionTree(SESSION, OURS)
+    shown = TreeView(renderer, OURS, tree, "me")
     outer = Agent(AgentId("o"), "s", SessionId("so"), name="outer")
     inner = Agent(AgentId("i"), "o", SessionId("si"), name="inner")
-    # All of it arrives before anybody looks.
+    # Everything arrives before the first `show`.
     tree.runs[OURS] = RunChanged(OURS, SESSION, "active", 1, run_id_given=True)
     tree.put_message(calling(SESSION, "agent"))
     put(tree, outer, calling(outer.session_id, "agent"))
-    words = answer("words", "I look.", finished=True)
-    put(tree, replace(inner, state="ended", outcome="error"), replace(words, session_id="si"))
+    looking = answer("words", "I look.", finished=True)
+    put(tree, replace(inner, state="ended", outcome="error"), replace(looking, session_id="si"))
     put(tree, outer, result(outer.session_id, "inner failed"))
     tree.put_message(result(SESSION, "outer did"))
     assert not shown.show(tree)
-    assert told.seen == [
+    assert renderer.seen == [
         *(("call", "agent"), ("outer: started", "pending"), ("outer: call", "agent")),
         *(("inner: started", "ended"), ("inner: text words", "I look."), ("inner: ended", "error")),
         *(("outer: result", "inner failed"), ("result", "outer did")),
     ]
-    assert ([agent.name for agent in shown.at_work()], shown.agents) == (["outer"], 2)
+    assert ([agent.name for agent in shown.running_agents()], shown.agents) == (["outer"], 2)
 
 
-def test_an_agent_that_is_given_more_is_shown_again_and_what_it_said_before_is_not() -> None:
-    told, tree = Told(), SessionTree(SESSION, OURS)
-    shown = TreeView(told, OURS, tree)
+def test_resumed_agent_is_shown_again_without_its_earlier_text() -> None:
+    renderer, tree = RecordingRenderer(), SessionTree(SESSION, OURS)
+    shown = TreeView(renderer, OURS, tree)
     agent = Agent(AgentId("a"), "s", SessionId("sa"), name="a")
     ended = replace(agent, state="ended", outcome="completed")
     first = replace(answer("1", "One.", finished=True), session_id=agent.session_id)
@@ -233,19 +233,19 @@ def test_an_agent_that_is_given_more_is_shown_again_and_what_it_said_before_is_n
     put(tree, ended, first)
     shown.show(tree)
     assert tree.branches == {}
-    # The whole session is read anew, after a gap in the events.
+    # The whole session is loaded again, after a gap in the events.
     put(tree, ended, first, second)
     shown.show_all()
-    assert told.seen == [
+    assert renderer.seen == [
         *(("a: started", "pending"), ("a: text 1", "One."), ("a: ended", "completed")),
         *(("a: started", "ended"), ("a: text 2", "Two."), ("a: ended", "completed")),
     ]
     assert shown.agents == 1
 
 
-def test_what_an_agent_asks_is_shown_whichever_of_its_runs_it_is() -> None:
-    told, tree = Told(), SessionTree(SESSION, OURS)
-    shown = TreeView(told, OURS, tree, "me")
+def test_ask_of_an_agent_is_shown_for_any_of_its_runs() -> None:
+    renderer, tree = RecordingRenderer(), SessionTree(SESSION, OURS)
+    shown = TreeView(renderer, OURS, tree, "me")
     agent = Agent(AgentId("a"), "s", SessionId("sa"), name="a", state="running")
     put(tree, agent)
     mirror = tree.branches[agent.session_id].mirror
@@ -257,6 +257,6 @@ def test_what_an_agent_asks_is_shown_whichever_of_its_runs_it_is() -> None:
         mirror.asks[ask.ask_id] = state
         put(tree, agent)
         shown.show(tree)
-    assert told.seen == [
+    assert renderer.seen == [
         *(("a: started", "running"), ("a: ask", "Do it"), ("a: answered", "denied False")),
     ]

@@ -1,4 +1,4 @@
-"""What a run prints: nothing that a terminal obeys, and JSON whatever the terminal speaks."""
+"""Output of a run: no control characters, and UTF-8 JSON in any locale."""
 
 import io
 import json
@@ -22,7 +22,7 @@ SHOWN = r"\x1b]0;pwned\x07"
 
 
 @pytest.mark.parametrize("make", [TextRenderer, JsonRenderer])
-def test_a_notice_out_of_a_file_is_printed_and_not_obeyed(
+def test_control_characters_in_a_config_notice_are_escaped(
     capsys: pytest.CaptureFixture[str], make: type[TextRenderer | JsonRenderer]
 ) -> None:
     make().note(f"crush.json:1: x{ESCAPE}: unknown key\nhint: mend it")
@@ -30,14 +30,14 @@ def test_a_notice_out_of_a_file_is_printed_and_not_obeyed(
 
 
 @contract("CLI-4")
-def test_names_and_reasons_of_strangers_are_printed_and_not_obeyed(
+def test_control_characters_in_tool_names_and_errors_are_escaped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    face = TextRenderer()
-    face.call(ToolCall("c", f"ev{ESCAPE}il", "{}", finished=True))
-    face.result(ToolResult("c", f"ev{ESCAPE}il", "no", is_error=True))
+    renderer = TextRenderer()
+    renderer.call(ToolCall("c", f"ev{ESCAPE}il", "{}", finished=True))
+    renderer.result(ToolResult("c", f"ev{ESCAPE}il", "no", is_error=True))
     run = Run(RunId("r"), SessionId("s"), outcome="error", title="No", details=f"bad {ESCAPE}")
-    face.end(run, "")
+    renderer.end(run, "")
     out, err = capsys.readouterr()
     assert (out, err.splitlines()[:3]) == (
         "",
@@ -45,32 +45,32 @@ def test_names_and_reasons_of_strangers_are_printed_and_not_obeyed(
     )
 
 
-def test_what_a_call_puts_out_is_shown_as_it_comes_and_its_result_adds_the_rest(
+def test_call_output_is_streamed_and_the_result_adds_the_rest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    face = TextRenderer()
-    face.call(ToolCall("c", "bash", '{"command":"make"}', finished=True))
+    renderer = TextRenderer()
+    renderer.call(ToolCall("c", "bash", '{"command":"make"}', finished=True))
     for text in ("one\ntw", "o\n", "\x1b[2J"):
-        face.output("c", text)
-    face.result(ToolResult("c", "bash", "one\ntwo\nthree\nExit code 2"))
+        renderer.output("c", text)
+    renderer.result(ToolResult("c", "bash", "one\ntwo\nthree\nExit code 2"))
     assert capsys.readouterr().err.splitlines() == [
         *("→ bash make", "  | one", "  | two", "  | three", "  | Exit code 2"),
         "← bash: 4 lines",
     ]
-    face.output("d", "x\n" * 1000)
+    renderer.output("d", "x\n" * 1000)
     assert capsys.readouterr().err == "  | x\n" * 12
 
 
-def test_a_note_comes_below_a_prompt_that_nobody_has_answered(
+def test_note_starts_a_new_line_below_an_unanswered_prompt(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    face = TextRenderer()
-    face.text(MessageId("m"), "so far")
-    face.prompt(f"allow {ESCAPE}? ")
-    face.note("allowed")
-    face.prompt("more? ")
-    face.typed()
-    face.note("done")
+    renderer = TextRenderer()
+    renderer.text(MessageId("m"), "so far")
+    renderer.prompt(f"allow {ESCAPE}? ")
+    renderer.note("allowed")
+    renderer.prompt("more? ")
+    renderer.typed()
+    renderer.note("done")
     assert capsys.readouterr() == ("so far\n", f"allow {SHOWN}? \nallowed\nmore? done\n")
 
 
@@ -88,27 +88,27 @@ ASK = AskChanged(
 
 
 @pytest.mark.parametrize(
-    ("state", "by_us", "words"),
+    ("state", "by_us", "expected"),
     [
         ("allowed", True, "allowed: bash: by you"),
         ("denied", False, "denied: bash: by another client"),
         ("expired", False, "expired: bash: nobody answered in time"),
-        ("withdrawn", False, "withdrawn: bash: it is not needed any more"),
+        ("withdrawn", False, "withdrawn: bash: no longer needed"),
     ],
 )
-def test_what_is_asked_is_told_with_its_fate(
-    capsys: pytest.CaptureFixture[str], state: AskState, words: str, *, by_us: bool
+def test_ask_and_its_outcome_are_printed(
+    capsys: pytest.CaptureFixture[str], state: AskState, expected: str, *, by_us: bool
 ) -> None:
     closed = replace(ASK, state=state, by="me")
-    for face in (TextRenderer(), JsonRenderer()):
-        face.ask(replace(ASK, deadline=9))
-        face.answered(closed, by_us=by_us)
-        face.allowed(ToolCall("d", "edit", "{}"))
+    for renderer in (TextRenderer(), JsonRenderer()):
+        renderer.ask(replace(ASK, deadline=9))
+        renderer.answered(closed, by_us=by_us)
+        renderer.allowed(ToolCall("d", "edit", "{}"))
     out, err = capsys.readouterr()
     assert err.splitlines() == [
         "? bash: Run ]0;pwned",
-        "hint: `culm approve 12345678`, or `culm deny 12345678`, answers it",
-        words,
+        "hint: answer with `culm approve 12345678` or `culm deny 12345678`",
+        expected,
         "allowed: edit: by an earlier answer, or a hook",
     ]
     asked, answered, allowed = map(json.loads, out.splitlines())
@@ -127,12 +127,14 @@ def agent(name: str, parent: str = "top") -> Agent:
     return Agent(*ids, name=name, role="worker", depth=1)
 
 
-def test_agents_talk_in_whole_lines_behind_their_names(capsys: pytest.CaptureFixture[str]) -> None:
-    face = TextRenderer()
-    face.text(MessageId("m"), "So far.")
+def test_agent_output_is_whole_lines_prefixed_with_the_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    renderer = TextRenderer()
+    renderer.text(MessageId("m"), "So far.")
     one, two = agent("read README.md"), agent("read README.md and more")
-    first = face.agent(one)
-    below = face.agent(replace(two, parent_id=one.agent_id, agent_id="x", is_read_only=True))
+    first = renderer.agent(one)
+    below = renderer.agent(replace(two, parent_id=one.agent_id, agent_id="x", is_read_only=True))
     first.started(one)
     below.started(replace(two, is_read_only=True))
     first.text(MessageId("1"), "I loo")
@@ -144,17 +146,17 @@ def test_agents_talk_in_whole_lines_behind_their_names(capsys: pytest.CaptureFix
     below.text(MessageId("2"), "x" * 201)
     below.text(MessageId("3"), "y")
     below.ended(replace(two, outcome="budget", reason="It is used up", tokens=1, cost=0.25))
-    again = face.agent(agent("read README.md"))
+    again = renderer.agent(agent("read README.md"))
     again.started(one)
     run = Run(RunId("r"), SessionId("s"), outcome="end_turn", tree_tokens=1234, tree_cost=0.0123)
-    face.end(run, "", agents=2)
+    renderer.end(run, "", agents=2)
     out, err = capsys.readouterr()
     name = "[read README.md and…]"
     assert (out, err.splitlines()) == (
         "So far.\n",
         [
             "[read README.md] started: worker, read REA",
-            f"{name} started: worker, read REA, only reads, for read README.md",
+            f"{name} started: worker, read REA, read-only, for read README.md",
             f"{name} | Begun{SHOWN}",
             f"{name} |",
             "[read README.md] | I look.",
@@ -172,60 +174,60 @@ def test_agents_talk_in_whole_lines_behind_their_names(capsys: pytest.CaptureFix
     )
 
 
-def test_agents_wait_while_somebody_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    face = TextRenderer()
-    talking = face.agent(agent("a"))
-    face.prompt("allow? ")
+def test_agent_output_is_held_while_a_prompt_is_open(capsys: pytest.CaptureFixture[str]) -> None:
+    renderer = TextRenderer()
+    agent_renderer = renderer.agent(agent("a"))
+    renderer.prompt("allow? ")
     for number in range(HELD_LINES_MAX + 5):
-        talking.note(str(number))
+        agent_renderer.note(str(number))
     assert capsys.readouterr().err == "allow? "
-    face.typed()
-    face.close_prompt()
-    talking.note("done")
+    renderer.typed()
+    renderer.close_prompt()
+    agent_renderer.note("done")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["(what agents have said before is left out)", "[a] 5"]
+    assert lines[:2] == ["(earlier lines of agents are left out)", "[a] 5"]
     assert (lines[-1], len(lines)) == ("[a] done", HELD_LINES_MAX + 2)
 
 
-def test_programs_are_told_whose_each_line_is(capsys: pytest.CaptureFixture[str]) -> None:
-    face = JsonRenderer()
+def test_json_lines_name_the_agent_they_belong_to(capsys: pytest.CaptureFixture[str]) -> None:
+    renderer = JsonRenderer()
     one = replace(agent("reader"), outcome="completed", tokens=7, cost=0.5, run_id="r1")
-    telling = face.agent(one)
-    telling.started(one)
-    telling.text(MessageId("m"), "Hi.")
-    telling.ask(replace(ASK, agent_path=["top", "reader"]))
-    telling.ended(one)
+    agent_renderer = renderer.agent(one)
+    agent_renderer.started(one)
+    agent_renderer.text(MessageId("m"), "Hi.")
+    agent_renderer.ask(replace(ASK, agent_path=["top", "reader"]))
+    agent_renderer.ended(one)
     run = Run(RunId("r"), SessionId("s"), outcome="end_turn", tree_tokens=9, tree_cost=0.5)
-    face.end(run, "", agents=1)
+    renderer.end(run, "", agents=1)
     started, text, ask, ended, end = map(json.loads, capsys.readouterr().out.splitlines())
-    whose = {"agent_id": one.agent_id, "session_id": "s-reader"}
+    owner = {"agent_id": one.agent_id, "session_id": "s-reader"}
     assert started == {
-        **{"type": "agent_started", **whose, "parent_id": "top", "name": "reader"},
+        **{"type": "agent_started", **owner, "parent_id": "top", "name": "reader"},
         **{"role": "worker", "provider": "", "model": "", "depth": 1, "run_id": "r1"},
     }
-    assert text == {"type": "agent_text", **whose, "text": "Hi.", "message_id": "m"}
-    assert ask == {**ask, "type": "agent_ask", **whose, "agent_path": ["top", "reader"]}
+    assert text == {"type": "agent_text", **owner, "text": "Hi.", "message_id": "m"}
+    assert ask == {**ask, "type": "agent_ask", **owner, "agent_path": ["top", "reader"]}
     assert ended == {
-        **{"type": "agent_ended", **whose, "outcome": "completed", "reason": ""},
+        **{"type": "agent_ended", **owner, "outcome": "completed", "reason": ""},
         **{"run_id": "r1", "tokens": 7, "cost": 0.5},
     }
     assert end == {**end, "type": "end", "agents": 1, "tree_tokens": 9, "tree_cost": 0.5}
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
-def test_json_is_utf_8_whatever_stdout_speaks(
+def test_json_is_utf_8_in_any_stdout_encoding(
     monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
     sink = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(sink, encoding=encoding))
-    face: RunRenderer = JsonRenderer()
+    renderer: RunRenderer = JsonRenderer()
     for text in ("é €", "😀\n", "plain"):
-        face.text(MessageId("m"), text)
+        renderer.text(MessageId("m"), text)
     texts = [json.loads(line)["text"] for line in sink.getvalue().decode().splitlines()]
     assert texts == ["é €", "😀\n", "plain"]
 
 
-def test_plain_text_that_stdout_cannot_spell_is_printed_in_escapes(
+def test_text_that_stdout_cannot_encode_is_escaped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sink = io.BytesIO()
@@ -235,17 +237,17 @@ def test_plain_text_that_stdout_cannot_spell_is_printed_in_escapes(
 
 
 @pytest.mark.parametrize(
-    ("command", "status", "said"),
+    ("command", "status", "message"),
     [
         ("run hello >&-", 141, ""),
         ("run --json hello >&-", 141, ""),
         ("agent call x hello >&-", 141, ""),
-        ("agent call x hello <&-", 2, "culm: no agent has the id or the role x"),
-        ("run <&-", 2, "culm: there is no prompt"),
+        ("agent call x hello <&-", 2, "culm: no agent has the id or role x"),
+        ("run <&-", 2, "culm: no prompt given"),
     ],
 )
-def test_streams_that_are_closed_are_an_end_and_no_traceback(
-    command: str, status: int, said: str
+def test_closed_streams_end_the_command_without_a_traceback(
+    command: str, status: int, message: str
 ) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", f'exec "$0" -m culm {command}', sys.executable],
@@ -254,4 +256,4 @@ def test_streams_that_are_closed_are_an_end_and_no_traceback(
         check=False,
         timeout=30,
     )
-    assert (done.returncode, done.stderr.partition("\n")[0]) == (status, said)
+    assert (done.returncode, done.stderr.partition("\n")[0]) == (status, message)

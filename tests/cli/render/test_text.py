@@ -1,11 +1,11 @@
-"""Text that a terminal shows and does not obey."""
+"""Escaped text, tables and widths for a terminal."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.cli.render.cells import cells_of, fit
-from culm.cli.render.text import age_text, columns, cut, size_text, table
+from culm.cli.render.tables import columns, table
+from culm.cli.render.text import age_text, cells_of, cut, fit, size_text
 from culm.wire.codec import printable
 
 
@@ -20,21 +20,21 @@ from culm.wire.codec import printable
         ("half \ud800", r"half \ud800"),
     ],
 )
-def test_what_cannot_be_seen_is_escaped(text: str, shown: str) -> None:
+def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
 @given(st.text(st.characters()))
-def test_whatever_a_file_holds_takes_one_line(text: str) -> None:
+def test_printable_text_is_one_printable_line(text: str) -> None:
     assert printable(text).isprintable()
 
 
-def test_a_long_text_says_how_much_of_it_is_missing() -> None:
+def test_cut_text_says_how_many_characters_are_missing() -> None:
     assert cut("abcdef", 6) == "abcdef"
     assert cut("abcdef", 2) == "ab… (4 more characters)"
 
 
-def test_columns_line_up_and_leave_no_space_at_the_end() -> None:
+def test_columns_are_aligned_without_trailing_spaces() -> None:
     rows = [("a", "bb", "c"), ("aaa", "b", "")]
     assert columns(rows, "  ") == ["  a    bb  c", "  aaa  b"]
     assert columns([]) == []
@@ -44,7 +44,7 @@ HEAD = ("id", "state", "text")
 ROWS = [("0123456789", "runs", "fix the parser of dates"), ("  child", "waits for ask", "猫" * 12)]
 
 
-def test_a_table_that_has_room_is_whole_and_one_for_a_file_is_never_cut() -> None:
+def test_table_that_fits_or_has_no_width_is_not_cut() -> None:
     whole = [
         "id          state          text",
         "0123456789  runs           fix the parser of dates",
@@ -53,7 +53,7 @@ def test_a_table_that_has_room_is_whole_and_one_for_a_file_is_never_cut() -> Non
     assert table(HEAD, ROWS) == table(HEAD, ROWS, 51) == whole
 
 
-def test_where_it_does_not_fit_the_last_column_is_cut_and_a_wide_sign_counts_two() -> None:
+def test_last_column_of_a_table_is_cut_by_display_width() -> None:
     assert table(HEAD, ROWS, 44) == [
         "id          state          text",
         "0123456789  runs           fix the parser o…",
@@ -61,7 +61,7 @@ def test_where_it_does_not_fit_the_last_column_is_cut_and_a_wide_sign_counts_two
     ]
 
 
-def test_where_too_little_would_be_left_rows_take_more_lines_and_the_id_stays_whole() -> None:
+def test_narrow_table_wraps_rows_and_keeps_ids_whole() -> None:
     assert table(HEAD, ROWS, 40) == [
         "id          state",
         "    text",
@@ -86,15 +86,15 @@ def test_where_too_little_would_be_left_rows_take_more_lines_and_the_id_stays_wh
     st.lists(st.tuples(st.text(max_size=9), st.text(max_size=30), st.text(max_size=60))),
     st.integers(40, 120),
 )
-def test_no_line_of_a_table_is_wider_than_its_terminal(
+def test_table_line_is_never_wider_than_the_terminal(
     rows: list[tuple[str, str, str]], width: int
 ) -> None:
-    # An id may take any room; these are short enough, however they are escaped.
+    # Ids are never cut; these are short enough even when escaped.
     short = [(printable(id_)[:30], *rest) for id_, *rest in rows]
     assert all(cells_of(line) <= width for line in table(HEAD, short, width))
 
 
-def test_what_is_cut_ends_with_an_ellipsis_and_leaves_no_half_of_a_sign() -> None:
+def test_cut_text_ends_with_an_ellipsis_and_no_half_wide_character() -> None:
     assert [fit("a猫b", width) for width in (4, 3, 2, 1)] == ["a猫b", "a…", "a…", "…"]
     assert cells_of("e\u0301") == 1
 

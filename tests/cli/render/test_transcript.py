@@ -1,4 +1,4 @@
-"""A conversation as a page: whole, and nothing in it leaves its place."""
+"""A conversation as a Markdown page: complete, with all content contained."""
 
 import re
 
@@ -39,18 +39,20 @@ def message(role: Role, *parts: Part, model: str = "") -> Message:
     return Message(MessageId("m"), role, session_id, list(parts), model, provider)
 
 
-def said(text: str) -> TextPart:
+def text_part(text: str) -> TextPart:
     return TextPart(Text(text))
 
 
 LOOK = ToolCallPart(ToolCall("c", "bash", '{"command":"ls"}', finished=True))
 SEEN = ToolResultPart(ToolResult("c", "bash", "a\n```\nb"))
 TALK = [
-    message("user", said("What is *here*?"), BinaryPart(Binary("a/b.png", "image/png", b"12"))),
-    message("assistant", said("Let me look."), LOOK, model="demo-1"),
+    message(
+        "user", text_part("What is *here*?"), BinaryPart(Binary("a/b.png", "image/png", b"12"))
+    ),
+    message("assistant", text_part("Let me look."), LOOK, model="demo-1"),
     message("tool", SEEN),
     message(
-        "assistant", said("Two."), FinishPart(Finish("canceled", 0, "Stopped")), model="demo-1"
+        "assistant", text_part("Two."), FinishPart(Finish("canceled", 0, "Stopped")), model="demo-1"
     ),
 ]
 
@@ -96,26 +98,26 @@ Two.
 """
 
 
-def test_a_page_has_who_said_what_and_each_result_below_its_call() -> None:
+def test_page_names_roles_and_puts_results_below_their_calls() -> None:
     session = Session(SessionId("s"), title="A # title", cost=0.01)
-    told: list[int] = []
-    assert "".join(markdown_of(session, TALK, step=told.append)) == PAGE
-    assert told == [1] * len(TALK)
+    steps: list[int] = []
+    assert "".join(markdown_of(session, TALK, step=steps.append)) == PAGE
+    assert steps == [1] * len(TALK)
 
 
-def test_a_result_without_its_call_is_shown_where_it_came() -> None:
+def test_result_without_its_call_is_shown_in_place() -> None:
     page = "".join(markdown_of(Session(SessionId("s")), [message("tool", SEEN)]))
     assert page.endswith("## Tool\n\n**Result:** bash\n\n````\na\n```\nb\n````\n")
 
 
-def test_a_run_is_told_with_its_prompt_once() -> None:
+def test_transcript_of_a_run_has_its_prompt_once() -> None:
     alone = "".join(markdown_of_run("Hi.", TALK[3:]))
     assert alone.startswith("# Hi.\n\n## User\n\n> Hi.\n\n## Assistant (demo/demo-1)\n")
     assert "".join(markdown_of_run("What is *here*?", TALK)).count("## User") == 1
 
 
 @given(st.text("`~ab \n\x1b"))
-def test_nothing_inside_ends_a_fence(text: str) -> None:
+def test_content_cannot_end_its_fence(text: str) -> None:
     first, *inner, last = fenced(text, "sh").split("\n")
     fence = first.removesuffix("sh")
     assert (last, set(fence)) == (fence, {"`"})
@@ -131,23 +133,23 @@ def test_nothing_inside_ends_a_fence(text: str) -> None:
         ("~~~\n```\nb", "~~~\n```\nb\n~~~"),
         ("```\na\n``` x", "```\na\n``` x\n```"),
         ("```\na\n```", "```\na\n```"),
-        ("``` a`b", "``` a`b"),  # No fence: it has a backtick behind it.
+        ("``` a`b", "``` a`b"),  # Not a fence: a backtick follows it.
         ("<!-- a", "\\<!-- a"),
         ("<PRE>a", "\\<PRE>a"),
         ("```\n<!-- a\n```", "```\n<!-- a\n```"),
         ("a <b> \x1b[2Jc", "a <b> [2Jc"),
     ],
 )
-def test_what_a_text_leaves_open_is_ended_with_it(text: str, shown: str) -> None:
+def test_open_blocks_of_a_text_are_closed_at_its_end(text: str, shown: str) -> None:
     assert contained(text) == shown
 
 
-def test_headings_of_a_text_are_below_the_heading_of_its_message() -> None:
+def test_headings_are_moved_below_the_message_heading() -> None:
     text = "# A\n##### B\n#c\nD\n---\nE\n==\n\n---\n```\n# in code\n```"
     shown = "### A\n###### B\n#c\nD\n\\---\nE\n\\==\n\n---\n```\n# in code\n```"
     assert contained(text, 2) == shown
 
 
-def test_a_quotation_has_every_line_and_one_line_has_no_signs() -> None:
+def test_quote_marks_every_line_and_plain_escapes_markup() -> None:
     assert quoted("a\n\n# b") == "> a\n>\n> # b"
     assert plain("*a*\n[b](c)") == "\\*a\\* \\[b\\](c)"

@@ -1,9 +1,9 @@
-"""What a tree does at one moment, read from its mirror."""
+"""The status of a tree at one moment, read from its mirror."""
 
 import msgspec
 
 from culm.cli.render.usage_summary import UsageSummary, call_text
-from culm.cli.terminal.status_lines import AgentStatus, RunStatus
+from culm.cli.terminal.status_area import AgentStatus, RunStatus
 from culm.client.stream import ServerEvent
 from culm.client.tree import SessionTree
 from culm.ids import AgentId, MessageId, RunId, SessionId
@@ -27,24 +27,24 @@ OURS = RunId("ours")
 NOW_S = 107.5
 
 
-class Stage:
-    """A tree that is told events, and a meter that looks at it."""
+class SummaryHarness:
+    """A tree that receives events, and a usage summary of it."""
 
     def __init__(self, state: State = "active", *, tokens: int = 0, cost: float = 0.0) -> None:
         self.tree = SessionTree(TOP, OURS)
         self._seq = 0
-        self.used(tokens, 0, cost)
-        self.meter = UsageSummary(self.tree, OURS, 100.0)
-        self.tell("run_changed", RunChanged(OURS, TOP, state, 1, run_id_given=True))
+        self.set_usage(tokens, 0, cost)
+        self.summary = UsageSummary(self.tree, OURS, 100.0)
+        self.apply("run_changed", RunChanged(OURS, TOP, state, 1, run_id_given=True))
 
-    def tell(self, type_: str, payload: msgspec.Struct) -> None:
+    def apply(self, type_: str, payload: msgspec.Struct) -> None:
         self._seq += 1
         self.tree.apply(
             ServerEvent(type_, "updated", msgspec.Raw(encode(payload)), f"e.{self._seq}")
         )
 
-    def used(self, prompt: int, completion: int, cost: float) -> None:
-        self.tell("session", Session(TOP, "", "t", 0, prompt, completion, cost=cost))
+    def set_usage(self, prompt: int, completion: int, cost: float) -> None:
+        self.apply("session", Session(TOP, "", "t", 0, prompt, completion, cost=cost))
 
     def answer(self, name: str, *calls: str, session: str = TOP, is_whole: bool = True) -> None:
         parts: list[Part] = [
@@ -55,11 +55,11 @@ class Stage:
             parts.append(FinishPart(Finish("tool_use", 1)))
         session_id = SessionId(session)
         message = Message(MessageId(name), "assistant", session_id, parts, "m", "p")
-        self.tell("message", message)
+        self.apply("message", message)
 
     def result(self, call: str) -> None:
         parts: list[Part] = [ToolResultPart(ToolResult(call, "bash", "done"))]
-        self.tell("message", Message(MessageId(f"r-{call}"), "tool", TOP, parts))
+        self.apply("message", Message(MessageId(f"r-{call}"), "tool", TOP, parts))
 
     def agent(
         self,
@@ -74,73 +74,76 @@ class Stage:
         agent = Agent(AgentId(name), "", session_id, above, name=name, state=state)
         agent.tokens, agent.waiting_for = tokens, waits
         known = session_id in self.tree.branches
-        self.tell("agent_changed" if known else "agent_started", agent)
+        self.apply("agent_changed" if known else "agent_started", agent)
 
-    def doing(self) -> RunStatus:
-        return self.meter.doing(NOW_S)
-
-
-def test_calls_go_on_until_they_have_a_result() -> None:
-    stage = Stage()
-    assert stage.doing() == RunStatus("", 7.5, calls=[], state="asks the model", agents=[])
-    stage.answer("1", is_whole=False)
-    assert (stage.doing().model, stage.doing().state) == ("p/m", "thinks")
-    stage.answer("1", "make", is_whole=False)
-    assert (stage.doing().calls, stage.doing().state) == ([], "writes")
-    stage.answer("1", "make", "ls")
-    assert stage.doing().calls == ["bash make", "bash ls"]
-    stage.result("make")
-    assert stage.doing().calls == ["bash ls"]
-    stage.result("ls")
-    assert (stage.doing().calls, stage.doing().state) == ([], "asks the model")
+    def status(self) -> RunStatus:
+        return self.summary.status(NOW_S)
 
 
-def test_a_call_that_starts_agents_leaves_the_room_to_them() -> None:
+def test_call_is_active_until_it_has_a_result() -> None:
+    harness = SummaryHarness()
+    assert harness.status() == RunStatus("", 7.5, calls=[], state="asks the model", agents=[])
+    harness.answer("1", is_whole=False)
+    assert (harness.status().model, harness.status().state) == ("p/m", "thinks")
+    harness.answer("1", "make", is_whole=False)
+    assert (harness.status().calls, harness.status().state) == ([], "writes")
+    harness.answer("1", "make", "ls")
+    assert harness.status().calls == ["bash make", "bash ls"]
+    harness.result("make")
+    assert harness.status().calls == ["bash ls"]
+    harness.result("ls")
+    assert (harness.status().calls, harness.status().state) == ([], "asks the model")
+
+
+def test_agent_call_is_shown_without_its_arguments() -> None:
     call = ToolCall("c", "agent", '{"prompt":"mend it"}', finished=True)
     assert call_text(call) == "agent"
 
 
-def test_what_another_run_does_is_not_told_as_ours() -> None:
-    stage = Stage("queued")
-    stage.answer("1", "make")
-    assert (stage.doing().calls, stage.doing().state) == ([], "waits for its turn")
+def test_calls_of_another_run_are_not_shown() -> None:
+    harness = SummaryHarness("queued")
+    harness.answer("1", "make")
+    assert (harness.status().calls, harness.status().state) == ([], "waits for its turn")
 
 
-def test_only_what_the_run_itself_uses_is_counted() -> None:
-    stage = Stage(tokens=5000, cost=1.5)
-    assert (stage.doing().tokens, stage.doing().cost) == (0, 0)
-    for prompt in (5100, 5200):  # A session knows its latest step, with all that was said before.
-        stage.used(prompt, 10, 1.75)
-        stage.meter.count()
-    assert (stage.doing().tokens, stage.doing().cost) == (10_320, 0.25)
+def test_only_usage_of_the_run_itself_is_counted() -> None:
+    harness = SummaryHarness(tokens=5000, cost=1.5)
+    assert (harness.status().tokens, harness.status().cost) == (0, 0)
+    for prompt in (
+        5100,
+        5200,
+    ):  # A session has the usage of its latest step, with the whole context.
+        harness.set_usage(prompt, 10, 1.75)
+        harness.summary.count()
+    assert (harness.status().tokens, harness.status().cost) == (10_320, 0.25)
 
 
-def test_an_agent_that_has_ended_is_still_counted() -> None:
-    stage = Stage()
-    stage.agent("one")
-    stage.agent("below", above="s-one")
-    stage.meter.count()
-    stage.agent("one", tokens=300)  # With those of the one below.
-    stage.agent("below", above="s-one", tokens=200)
-    assert stage.doing().tokens == 300
-    stage.agent("one", state="ended", tokens=400)
-    stage.meter.count()
-    stage.tree.drop(SessionId("s-one"))
-    assert stage.doing().tokens == 400
-    assert [agent.label for agent in stage.doing().agents] == ["below"]
+def test_usage_of_an_ended_agent_is_still_counted() -> None:
+    harness = SummaryHarness()
+    harness.agent("one")
+    harness.agent("below", above="s-one")
+    harness.summary.count()
+    harness.agent("one", tokens=300)  # Including the tokens of the agent below.
+    harness.agent("below", above="s-one", tokens=200)
+    assert harness.status().tokens == 300
+    harness.agent("one", state="ended", tokens=400)
+    harness.summary.count()
+    harness.tree.drop(SessionId("s-one"))
+    assert harness.status().tokens == 400
+    assert [agent.label for agent in harness.status().agents] == ["below"]
 
 
-def test_agents_stand_below_those_they_work_for() -> None:
-    stage = Stage()
-    stage.agent("a", tokens=5)
-    stage.agent("b", state="pending")
-    stage.agent("a1", above="s-a", waits="ask")
-    stage.agent("a2", above="s-a1", waits="agents")
-    stage.agent("c")
-    stage.agent("d", waits="agents")
-    stage.answer("x", "make", session="s-a")
-    stage.answer("y", "agent", session="s-d")
-    assert stage.doing().agents == [
+def test_agents_are_listed_below_their_parents() -> None:
+    harness = SummaryHarness()
+    harness.agent("a", tokens=5)
+    harness.agent("b", state="pending")
+    harness.agent("a1", above="s-a", waits="ask")
+    harness.agent("a2", above="s-a1", waits="agents")
+    harness.agent("c")
+    harness.agent("d", waits="agents")
+    harness.answer("x", "make", session="s-a")
+    harness.answer("y", "agent", session="s-d")
+    assert harness.status().agents == [
         AgentStatus("a", "bash make", 5),
         AgentStatus("a1", "waits for permission", depth=1),
         AgentStatus("a2", "waits for its agents", depth=2),
@@ -150,9 +153,9 @@ def test_agents_stand_below_those_they_work_for() -> None:
     ]
 
 
-def test_agents_of_one_name_are_told_apart() -> None:
-    stage = Stage()
+def test_agents_with_the_same_name_are_numbered() -> None:
+    harness = SummaryHarness()
     for name in ("1", "2"):
         agent = Agent(AgentId(name), "", SessionId(f"s-{name}"), TOP, name="same", state="running")
-        stage.tell("agent_started", agent)
-    assert [agent.label for agent in stage.doing().agents] == ["same", "same 2"]
+        harness.apply("agent_started", agent)
+    assert [agent.label for agent in harness.status().agents] == ["same", "same 2"]

@@ -1,4 +1,4 @@
-"""Keys that are pressed while a run goes on."""
+"""Keys pressed during a run."""
 
 import asyncio
 import os
@@ -15,7 +15,9 @@ from tests.support import WAIT_S
 @pytest.mark.parametrize(
     ("typed", "times"), [(b"\x1b", 1), (b"\x1b\x1b", 1), (b"\x1b[A", 0), (b"q", 0)]
 )
-async def test_only_escape_says_anything_also_pressed_twice(typed: bytes, times: int) -> None:
+async def test_only_escape_is_reported_and_once_when_pressed_twice(
+    typed: bytes, times: int
+) -> None:
     ours, theirs = os.openpty()
     escapes: list[None] = []
     with closing(os.fdopen(ours, "wb", 0)) as terminal, closing(os.fdopen(theirs, "rb", 0)):
@@ -31,7 +33,7 @@ async def test_only_escape_says_anything_also_pressed_twice(typed: bytes, times:
         assert termios.tcgetattr(theirs) == before
 
 
-async def test_what_was_typed_meanwhile_is_one_line_without_what_was_taken_back() -> None:
+async def test_text_typed_meanwhile_is_one_line_with_backspace_applied() -> None:
     ours, theirs = os.openpty()
     with closing(os.fdopen(ours, "wb", 0)) as terminal, closing(os.fdopen(theirs, "rb", 0)):
         keys = KeyListener(theirs, lambda: None)

@@ -1,4 +1,4 @@
-"""What is typed at the prompt of `culm`, and what it means."""
+"""Lines typed at the prompt of `culm`, parsed and completed."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from culm.cli.terminal.line_editor import (
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "parsed"),
     [
         ("  ", TypedLine("nothing")),
         ("what is this", TypedLine("prompt", "what is this")),
@@ -28,24 +28,24 @@ from culm.cli.terminal.line_editor import (
         ("/nonsense", None),
     ],
 )
-def test_a_line_is_a_prompt_a_command_of_ours_or_of_the_shell(
-    line: str, said: TypedLine | None
+def test_line_is_a_prompt_a_slash_command_or_a_shell_command(
+    line: str, parsed: TypedLine | None
 ) -> None:
-    assert parse_line(line) == said
+    assert parse_line(line) == parsed
 
 
-def test_files_that_are_named_go_along_and_other_names_stay_as_they_are(tmp_path: Path) -> None:
+def test_mentioned_files_are_attached_and_other_mentions_are_kept(tmp_path: Path) -> None:
     (tmp_path / "a b.txt").touch()
     (tmp_path / "c.txt").touch()
-    said = 'compare @"a b.txt" with @c.txt and @c.txt, mail me@home, ask @nobody'
-    assert parse_prompt(said, tmp_path) == TypedPrompt(
+    text = 'compare @"a b.txt" with @c.txt and @c.txt, mail me@home, ask @nobody'
+    assert parse_prompt(text, tmp_path) == TypedPrompt(
         "compare a b.txt with c.txt and c.txt, mail me@home, ask @nobody",
         [tmp_path / "a b.txt", tmp_path / "c.txt"],
         ["@nobody"],
     )
 
 
-def test_a_word_becomes_a_command_or_a_path(tmp_path: Path) -> None:
+def test_completion_offers_slash_commands_and_paths(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "cli.md").touch()
     (tmp_path / ".hidden").touch()
@@ -57,6 +57,6 @@ def test_a_word_becomes_a_command_or_a_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["@~nobody-has-this-name/x", f"@{'x' * 300}", "@a\0b", "@none"])
-def test_what_can_be_no_file_is_sent_as_it_is(tmp_path: Path, name: str) -> None:
+def test_mention_that_cannot_be_a_file_is_sent_unchanged(tmp_path: Path, name: str) -> None:
     assert parse_prompt(f"{name} hi", tmp_path) == TypedPrompt(f"{name} hi", [], [name])
     assert list(completions(f"{name}/", tmp_path)) == []

@@ -1,4 +1,4 @@
-"""A bar is seen by who waits, and by nobody else."""
+"""A progress bar appears only on a terminal, and only for slow work."""
 
 import fcntl
 import io
@@ -17,7 +17,7 @@ from tests.support import FakeClock
 
 @contextmanager
 def open_terminal(columns: int) -> Generator[tuple[TextIO, int]]:
-    """A terminal of that width: where one writes, and the number of its other side."""
+    """Open a terminal of that width: a stream to write to, and the descriptor of its other side."""
     other, inner = os.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
     os.set_blocking(other, False)
@@ -35,7 +35,7 @@ def seen(other: int) -> str:
         return ""
 
 
-def test_a_bar_is_drawn_after_a_second_ten_times_a_second_and_then_erased() -> None:
+def test_bar_is_drawn_after_a_second_at_10_hz_and_then_erased() -> None:
     clock = FakeClock()
     with open_terminal(30) as (stream, other):
         with progress("exporting", 100, stream=stream, clock=clock) as step:
@@ -55,7 +55,7 @@ def test_a_bar_is_drawn_after_a_second_ten_times_a_second_and_then_erased() -> N
         assert seen(other) == f"\r{' ' * 29}\r"
 
 
-def test_what_is_quick_or_is_no_terminal_shows_nothing() -> None:
+def test_bar_is_not_drawn_for_quick_work_or_without_a_terminal() -> None:
     clock = FakeClock()
     with open_terminal(80) as (stream, other):
         with progress("exporting", 2, stream=stream, clock=clock) as step:
@@ -81,5 +81,5 @@ def test_what_is_quick_or_is_no_terminal_shows_nothing() -> None:
         (10, 0, ""),
     ],
 )
-def test_a_bar_is_never_as_wide_as_its_terminal(total: int, width: int, line: str) -> None:
+def test_bar_is_narrower_than_the_terminal(total: int, width: int, line: str) -> None:
     assert bar_line("reading", 7, total, width) == line

@@ -1,4 +1,4 @@
-"""Events with numbers: what is gathered, what may be lost, what a reader makes of it."""
+"""Numbered events: batching, quality of service, and the reader."""
 
 import msgspec
 import pytest
@@ -37,7 +37,7 @@ def summary(batches: list[Batch]) -> list[tuple[int, int, str]]:
 
 
 @contract("FLEET-37")
-def test_two_tokens_and_a_tool_start_are_two_batches_and_nothing_is_pending() -> None:
+def test_tokens_then_tool_start_make_two_batches_with_none_pending() -> None:
     batcher = EventBatcher(SPEC)
     batches = added(batcher, token("a"), token("b"), START)
     assert summary(batches) == [(1, 2, "ephemeral"), (3, 3, "durable")]
@@ -55,13 +55,13 @@ def test_two_tokens_and_a_tool_start_are_two_batches_and_nothing_is_pending() ->
 
 @contract("FLEET-39")
 @pytest.mark.parametrize(("strict", "qos"), [(False, "ephemeral"), (True, "durable")])
-def test_64_tokens_are_a_batch_and_63_wait(strict: bool, qos: str) -> None:  # noqa: FBT001
+def test_64_tokens_are_sent_as_a_batch_and_63_wait(strict: bool, qos: str) -> None:  # noqa: FBT001
     batcher = EventBatcher(SPEC, strict=strict)
     assert added(batcher, *[token()] * 63) == []
     assert summary(added(batcher, token())) == [(1, 64, qos)]
 
 
-def test_what_waits_is_due_20_ms_after_the_first_of_it() -> None:
+def test_batch_is_due_20_ms_after_its_first_event() -> None:
     batcher = EventBatcher(SPEC)
     added(batcher, token(), now_s=10.0)
     added(batcher, token(), now_s=10.015)
@@ -83,7 +83,7 @@ def test_what_waits_is_due_20_ms_after_the_first_of_it() -> None:
         Batch(1, 1, "ephemeral", [Raw(b"7")]),
     ],
 )
-def test_a_batch_that_cannot_be_right_is_refused(batch: Batch) -> None:
+def test_inconsistent_batch_is_refused(batch: Batch) -> None:
     with pytest.raises(BadFrame):
         check_batch(batch)
 
@@ -104,13 +104,15 @@ def test_a_batch_that_cannot_be_right_is_refused(batch: Batch) -> None:
         ({"type": "sub_agent_event", "event": {"type": "sub_agent_event"}}, "durable"),
     ],
 )
-def test_only_what_grows_or_repeats_may_be_lost(event: dict[str, Json], qos: str) -> None:
+def test_unknown_events_are_durable_and_only_known_kinds_may_be_lost(
+    event: dict[str, Json], qos: str
+) -> None:
     assert qos_of(event) == qos
     check_batch(Batch(1, 1, qos_of(event), [raw(event)]))
 
 
 @contract("FLEET-P10")
-def test_a_reader_sees_a_gap_once_takes_a_repetition_once_and_refuses_an_altered_one() -> None:
+def test_reader_reports_gap_skips_repeat_and_refuses_altered_repeat() -> None:
     reader = BatchReader(RunSpec("x"))
     first = Batch(1, 2, "durable", [raw(token("a")), raw(token("b"))])
     later = Batch(5, 5, "durable", [raw(START)])
@@ -118,7 +120,7 @@ def test_a_reader_sees_a_gap_once_takes_a_repetition_once_and_refuses_an_altered
     assert reader.take(later) == NewEvents(later.events, missing=2)
     assert reader.take(first) == NewEvents([])
     assert reader.missing == 2
-    with pytest.raises(BadFrame, match="another content"):
+    with pytest.raises(BadFrame, match="different content"):
         reader.take(Batch(2, 2, "durable", [raw(token("c"))]))
 
 
@@ -137,13 +139,13 @@ def test_a_reader_sees_a_gap_once_takes_a_repetition_once_and_refuses_an_altered
         ),
     ],
 )
-def test_a_batch_of_another_attempt_activation_or_session_is_refused(batch: Batch) -> None:
+def test_batch_of_another_attempt_activation_or_session_is_refused(batch: Batch) -> None:
     with pytest.raises(BadFrame, match="belongs to another"):
         BatchReader(SPEC).take(batch)
 
 
 @given(st.lists(st.sampled_from([token(), {"type": "runner_progress"}, START]), max_size=200))
-def test_whatever_is_told_arrives_in_order_and_without_a_gap(events: list[dict[str, Json]]) -> None:
+def test_batched_events_arrive_in_order_without_gaps(events: list[dict[str, Json]]) -> None:
     batcher, reader = EventBatcher(SPEC), BatchReader(SPEC)
     taken = [reader.take(batch) for batch in [*added(batcher, *events), *batcher.flush()]]
     assert [event for one in taken for event in one.events] == [raw(event) for event in events]

@@ -1,4 +1,4 @@
-"""What goes over the wire is what came: every kind of frame, both ways, and what is refused."""
+"""Frames round-trip in both directions, and invalid frames are refused."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ PARSE = {"parent": parse_parent_frame, "child": parse_child_frame}
 
 @contract("FLEET-31", "FLEET-P13")
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line['from']}-{line['frame']['kind']}")
-def test_a_frame_is_decoded_and_encoded_to_the_same_values(line: dict[str, object]) -> None:
+def test_frame_is_decoded_and_encoded_to_the_same_values(line: dict[str, object]) -> None:
     parse = PARSE[str(line["from"])]
     for text in (json.dumps(line["frame"]), json.dumps(line["frame"], indent=1, sort_keys=True)):
         frame = parse(text.encode())
@@ -35,17 +35,17 @@ def test_a_frame_is_decoded_and_encoded_to_the_same_values(line: dict[str, objec
 
 
 @contract("FLEET-32")
-def test_the_shortest_run_has_an_empty_history() -> None:
+def test_shortest_run_has_an_empty_history() -> None:
     assert parse_parent_frame(b'{"kind":"run","assignment":"x"}') == RunSpec("x")
 
 
 @contract("FLEET-31")
-def test_a_run_says_nothing_of_what_is_not_set() -> None:
+def test_unset_run_fields_are_not_encoded() -> None:
     assert json.loads(encode_frame(RunSpec("x"))) == {"kind": "run", "assignment": "x"}
 
 
 @contract("FLEET-34")
-def test_secrets_are_in_no_rendering_of_a_frame() -> None:
+def test_frame_repr_contains_no_secrets() -> None:
     spec = RunSpec("x", secrets=RunSecrets(codex_provider_token="sk-hidden"))
     assert "sk-hidden" not in f"{spec!r} {spec}"
     assert b"sk-hidden" in encode_frame(spec)
@@ -79,7 +79,7 @@ def test_secrets_are_in_no_rendering_of_a_frame() -> None:
         '{"kind":"message","text":"\\ud800"}',
     ],
 )
-def test_what_no_parent_says_is_refused(text: str) -> None:
+def test_invalid_parent_frame_is_refused(text: str) -> None:
     with pytest.raises(BadFrame):
         parse_parent_frame(text.encode())
 
@@ -96,22 +96,22 @@ def test_what_no_parent_says_is_refused(text: str) -> None:
         b'\xff{"kind":"terminal","status":"completed"}',
     ],
 )
-def test_what_no_worker_says_is_refused(data: bytes) -> None:
+def test_invalid_child_frame_is_refused(data: bytes) -> None:
     with pytest.raises(BadFrame):
         parse_child_frame(data)
 
 
-def test_what_we_do_not_know_may_be_given_twice() -> None:
+def test_unknown_field_may_appear_twice() -> None:
     assert parse_parent_frame(b'{"kind":"run","new":1,"assignment":"x","new":2}') == RunSpec("x")
 
 
-def test_unknown_fields_are_ignored_and_an_event_stays_as_it_was_written() -> None:
+def test_unknown_fields_are_ignored_and_event_bytes_are_kept() -> None:
     frame = parse_child_frame(b'{"new":1,"kind":"event","event": {"b":1.50,"a":[ 1]} }')
     assert isinstance(frame, EventFrame)
     assert bytes(frame.event) == b'{"b":1.50,"a":[ 1]}'
 
 
-def test_only_what_is_kept_as_it_was_written_may_be_large() -> None:
+def test_only_raw_event_payloads_may_be_large() -> None:
     large = b'{"type":"token","content": [%s0]}' % (b"[]," * 1_500_000)
     frame = parse_child_frame(b'{"kind": "event", "event": %s}' % large)
     assert frame == EventFrame(Raw(large))
@@ -123,7 +123,7 @@ def test_only_what_is_kept_as_it_was_written_may_be_large() -> None:
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_any_bytes_are_a_frame_or_refused(data: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     for parse in PARSE.values():
         try:
             parse(data)

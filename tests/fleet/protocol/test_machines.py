@@ -1,4 +1,4 @@
-"""Both sides of a link as values: what each makes of a frame, and that every run ends once."""
+"""State machines of both sides of a link; every run ends once."""
 
 import random
 
@@ -57,7 +57,7 @@ BASH, LIST, EMPTY = Raw(b'{"tool_name":"bash"}'), Raw(b'{"op":"list"}'), Raw(b"{
 # --- the worker
 
 
-def test_a_run_starts_is_steered_and_ends_with_its_terminal() -> None:
+def test_run_starts_is_steered_and_ends_with_its_terminal() -> None:
     machine = WorkerMachine()
     assert machine.on_frame(ONE) == [StartRun(1, ONE)]
     assert machine.on_frame(SteerFrame("left")) == [SteerRun(1, SteerMessage("left"))]
@@ -77,7 +77,7 @@ def test_a_run_starts_is_steered_and_ends_with_its_terminal() -> None:
         SessionMessage({}),
     ],
 )
-def test_what_is_meant_for_a_run_is_dropped_when_there_is_none(frame: object) -> None:
+def test_frames_for_a_run_are_dropped_without_a_run(frame: object) -> None:
     machine = WorkerMachine(host_calls=True)
     assert machine.on_frame(frame) == []  # pyright: ignore[reportArgumentType]
     machine.on_frame(ONE)
@@ -87,7 +87,7 @@ def test_what_is_meant_for_a_run_is_dropped_when_there_is_none(frame: object) ->
 
 
 @contract("FLEET-P4", "FLEET-7")
-def test_a_second_run_begins_when_the_first_has_ended_and_gets_what_was_said_to_it() -> None:
+def test_second_run_starts_after_the_first_with_messages_sent_to_it() -> None:
     machine = WorkerMachine()
     machine.on_frame(ONE)
     assert machine.on_frame(TWO) == [RequestCancel(1)]
@@ -99,7 +99,7 @@ def test_a_second_run_begins_when_the_first_has_ended_and_gets_what_was_said_to_
     ]
 
 
-def test_a_message_with_an_id_reaches_its_run_once_however_often_it_comes() -> None:
+def test_message_with_an_id_reaches_its_run_once() -> None:
     machine = WorkerMachine()
     machine.on_frame(ONE)
     assert machine.on_frame(SteerFrame("a", "m1")) == [SteerRun(1, SteerMessage("a", "m1"))]
@@ -113,7 +113,7 @@ def test_a_message_with_an_id_reaches_its_run_once_however_often_it_comes() -> N
 
 
 @contract("FLEET-P4", "FLEET-P5")
-def test_runs_that_were_superseded_before_they_began_end_too_in_order() -> None:
+def test_runs_superseded_before_start_end_in_order() -> None:
     machine = WorkerMachine()
     machine.on_frame(ONE)
     machine.on_frame(TWO)
@@ -126,7 +126,7 @@ def test_runs_that_were_superseded_before_they_began_end_too_in_order() -> None:
     ]
 
 
-def test_a_cancel_is_meant_for_the_newest_run_and_ends_the_one_that_had_to_stop_anyway() -> None:
+def test_cancel_applies_to_the_newest_run_and_both_runs_end() -> None:
     machine = WorkerMachine()
     machine.on_frame(ONE)
     machine.on_frame(TWO)
@@ -136,7 +136,7 @@ def test_a_cancel_is_meant_for_the_newest_run_and_ends_the_one_that_had_to_stop_
 
 
 @contract("FLEET-17", "FLEET-P5")
-def test_an_executor_that_ignores_a_cancel_is_aborted_then_given_up_with_one_terminal() -> None:
+def test_executor_ignoring_cancel_is_aborted_then_abandoned() -> None:
     machine = WorkerMachine()
     machine.on_frame(ONE)
     assert machine.on_frame(Cancel()) == [RequestCancel(1)]
@@ -152,7 +152,7 @@ def test_an_executor_that_ignores_a_cancel_is_aborted_then_given_up_with_one_ter
 
 
 @contract("FLEET-17")
-def test_a_run_that_had_to_be_aborted_is_cancelled_whatever_it_returns() -> None:
+def test_aborted_run_is_canceled_whatever_it_returns() -> None:
     machine = WorkerMachine()
     machine.on_frame(ONE)
     machine.on_frame(Cancel())
@@ -162,7 +162,7 @@ def test_a_run_that_had_to_be_aborted_is_cancelled_whatever_it_returns() -> None
 
 
 @contract("FLEET-4", "FLEET-27")
-def test_an_ask_is_answered_once_and_not_after_its_run() -> None:
+def test_ask_is_answered_once_and_not_after_its_run_ends() -> None:
     machine = WorkerMachine()
     machine.on_frame(ONE)
     assert machine.on_ask(1, "sa-1", BASH) == [SendFrame(ApprovalRequest("sa-1", BASH))]
@@ -180,7 +180,7 @@ def test_an_ask_is_answered_once_and_not_after_its_run() -> None:
     assert machine.on_ask(1, "sa-5", EMPTY) == []
 
 
-def test_a_host_call_goes_only_to_a_host_that_takes_them() -> None:
+def test_host_call_is_sent_only_to_a_host_that_accepts_calls() -> None:
     foreign, ours = WorkerMachine(), WorkerMachine(host_calls=True)
     foreign.on_frame(ONE)
     ours.on_frame(ONE)
@@ -192,7 +192,7 @@ def test_a_host_call_goes_only_to_a_host_that_takes_them() -> None:
     assert ours.on_frame(SubAgentReply("h1", {"result": 2})) == []
 
 
-def test_a_run_may_have_only_so_many_open_requests() -> None:
+def test_open_requests_of_a_run_are_limited() -> None:
     machine = WorkerMachine(host_calls=True)
     machine.on_frame(ONE)
     for number in range(OPEN_MAX):
@@ -203,7 +203,7 @@ def test_a_run_may_have_only_so_many_open_requests() -> None:
 
 
 @contract("FLEET-30")
-def test_a_lost_link_stops_the_run_and_nothing_more_is_said() -> None:
+def test_lost_link_stops_the_run_and_nothing_more_is_sent() -> None:
     machine = WorkerMachine()
     machine.on_frame(ONE)
     machine.on_frame(TWO)
@@ -215,7 +215,7 @@ def test_a_lost_link_stops_the_run_and_nothing_more_is_said() -> None:
 
 @contract("FLEET-P4", "FLEET-P5")
 @pytest.mark.parametrize("seed", range(200))
-def test_every_run_of_a_connection_has_one_terminal_and_none_overlaps(seed: int) -> None:
+def test_each_run_has_one_terminal_and_runs_do_not_overlap(seed: int) -> None:
     chance = random.Random(seed)
     machine = WorkerMachine()
     active: set[int] = set()
@@ -253,10 +253,10 @@ def test_every_run_of_a_connection_has_one_terminal_and_none_overlaps(seed: int)
     assert terminals == asked
 
 
-# --- the parent
+# --- the host
 
 
-def test_a_parent_tells_events_in_order_and_ends_with_the_terminal() -> None:
+def test_host_emits_events_in_order_and_ends_with_the_terminal() -> None:
     machine = HostMachine(ONE)
     assert machine.start() == [ONE]
     assert not machine.began
@@ -271,7 +271,7 @@ def test_a_parent_tells_events_in_order_and_ends_with_the_terminal() -> None:
 
 
 @contract("FLEET-27", "FLEET-94")
-def test_a_parent_answers_an_ask_once_also_one_that_came_twice() -> None:
+def test_host_answers_a_repeated_ask_once() -> None:
     machine = HostMachine(ONE)
     asking = ApprovalRequest("sa-1", BASH)
     assert machine.on_frame(asking) == [ApprovalAsked("sa-1", {"tool_name": "bash"})]
@@ -284,13 +284,13 @@ def test_a_parent_answers_an_ask_once_also_one_that_came_twice() -> None:
 
 @contract("FLEET-94")
 @pytest.mark.parametrize("body", [b"null", b"7", b'["bash"]', b"[1e400]"])
-def test_an_ask_that_says_nothing_is_an_ask(body: bytes) -> None:
+def test_ask_with_an_unusable_body_is_still_an_ask(body: bytes) -> None:
     assert HostMachine(ONE).on_frame(ApprovalRequest("sa-1", Raw(body))) == [
         ApprovalAsked("sa-1", {})
     ]
 
 
-def test_what_waits_for_a_person_is_bounded_also_in_bytes() -> None:
+def test_open_asks_are_limited_in_bytes() -> None:
     machine = HostMachine(ONE)
     large = Raw(b'"%s"' % (b"x" * (OPEN_BYTES_MAX // 2)))
     assert machine.on_frame(ApprovalRequest("sa-1", large)) == [ApprovalAsked("sa-1", {})]
@@ -300,15 +300,15 @@ def test_what_waits_for_a_person_is_bounded_also_in_bytes() -> None:
     assert machine.on_frame(ApprovalRequest("sa-3", large)) == [ApprovalAsked("sa-3", {})]
 
 
-def test_why_nobody_decided_is_told_to_our_own_workers_only() -> None:
-    for host_calls, told in ((False, UNSET), (True, "nobody is there")):
+def test_reason_for_no_decision_is_sent_only_to_our_own_workers() -> None:
+    for host_calls, reason in ((False, UNSET), (True, "nobody is there")):
         machine = HostMachine(ONE, host_calls=host_calls)
         machine.on_frame(ApprovalRequest("sa-1", EMPTY))
         reply = machine.answer("sa-1", approved=False, reason="nobody is there")
-        assert reply == [ApprovalReply("sa-1", approved=False, reason=told)]
+        assert reply == [ApprovalReply("sa-1", approved=False, reason=reason)]
 
 
-def test_a_flood_of_requests_is_refused_by_the_parent() -> None:
+def test_too_many_open_requests_are_refused_by_the_host() -> None:
     machine = HostMachine(ONE, host_calls=True)
     for number in range(OPEN_MAX):
         machine.on_frame(ApprovalRequest(f"sa-{number}", EMPTY))
@@ -321,7 +321,7 @@ def test_a_flood_of_requests_is_refused_by_the_parent() -> None:
     ]
 
 
-def test_a_host_call_of_a_worker_that_was_not_provisioned_for_it_is_refused() -> None:
+def test_host_call_from_an_unprovisioned_worker_is_refused() -> None:
     foreign, ours = HostMachine(ONE), HostMachine(ONE, host_calls=True)
     call = SubAgentRequest("h1", "c1", LIST)
     assert foreign.on_frame(call) == [
@@ -332,14 +332,14 @@ def test_a_host_call_of_a_worker_that_was_not_provisioned_for_it_is_refused() ->
     assert ours.reply("h1", {"result": []}) == []
 
 
-def test_what_only_newer_parents_can_do_is_refused_and_the_run_goes_on() -> None:
+def test_unsupported_requests_are_refused_and_the_run_continues() -> None:
     machine = HostMachine(ONE)
     assert machine.on_frame(OwnedTreeRequest("t1")) == [SendNow(OwnedTreeReply("t1"))]
     assert machine.on_frame(SessionMessageAdmitted({})) == []
     assert machine.on_frame(DONE) == [WorkerRunEnded(completed("done"))]
 
 
-def test_what_was_said_to_a_run_and_not_admitted_is_known_at_its_end() -> None:
+def test_unadmitted_messages_are_known_when_the_run_ends() -> None:
     machine = HostMachine(ONE, host_calls=True)
     assert machine.steer(SteerMessage("a", "m1")) == [SteerFrame("a", "m1")]
     assert machine.steer(SteerMessage("b", "m2")) == [SteerFrame("b", "m2")]
@@ -349,23 +349,23 @@ def test_what_was_said_to_a_run_and_not_admitted_is_known_at_its_end() -> None:
     assert machine.unadmitted == (SteerMessage("b", "m2"), SteerMessage("c", "m3"))
 
 
-def test_a_foreign_worker_is_sent_no_id_with_a_message() -> None:
+def test_foreign_worker_receives_messages_without_ids() -> None:
     machine = HostMachine(ONE)
     assert machine.steer(SteerMessage("a", "m1")) == [SteerFrame("a")]
     assert machine.unadmitted == ()
 
 
 @contract("FLEET-P10", "FLEET-P7")
-def test_a_gap_is_told_and_one_that_the_worker_did_not_count_fails_the_history() -> None:
+def test_gap_is_reported_and_an_uncounted_gap_fails_the_run() -> None:
     def batch(seq: int, event: bytes) -> EventBatch:
         return EventBatch(Batch(seq, seq, "durable", [Raw(event)], execution_epoch=1))
 
     def end_with(dropped: int) -> list[object]:
         machine = HostMachine(RunSpec("x", execution_epoch=1))
         counted = b'{"type":"runner_progress","dropped_events":%d}' % dropped
-        told: list[object] = [*machine.on_frame(batch(1, b"{}"))]
-        told += [*machine.on_frame(batch(4, counted)), *machine.on_frame(DONE)]
-        return told
+        effects: list[object] = [*machine.on_frame(batch(1, b"{}"))]
+        effects += [*machine.on_frame(batch(4, counted)), *machine.on_frame(DONE)]
+        return effects
 
     counted = EventReceived(Raw(b'{"type":"runner_progress","dropped_events":2}'))
     assert end_with(2) == [
@@ -382,12 +382,12 @@ def test_a_gap_is_told_and_one_that_the_worker_did_not_count_fails_the_history()
 @pytest.mark.parametrize(
     ("frame", "error"),
     [
-        (TerminalFrame("suspended"), "the worker suspended the run, and nothing can wake it"),
+        (TerminalFrame("suspended"), "the worker suspended the run, which cannot be resumed"),
         (
             EventBatch(Batch(2, 1, "durable", [Raw(b"{}")])),
-            "the worker's events cannot be trusted: the numbers of a batch do not fit its events",
+            "the worker sent invalid events: the numbers of a batch do not fit its events",
         ),
     ],
 )
-def test_a_worker_that_breaks_the_rules_fails_its_run(frame: TerminalFrame, error: str) -> None:
+def test_protocol_violation_by_the_worker_fails_its_run(frame: TerminalFrame, error: str) -> None:
     assert HostMachine(ONE).on_frame(frame) == [WorkerRunEnded(failed(error))]

@@ -1,4 +1,4 @@
-"""The recorded data directories, one of each version: how one is opened and read."""
+"""The recorded data directories, one per version: opening and reading them."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ from tests.frozen.storage import Json, parse_json
 from tests.support import FakeClock
 
 HERE = Path(__file__).parent
-AWAY_S = 60.0  # Between the end of the server that left it and the next one.
+AWAY_S = 60.0  # Between the end of the recorded server and the next one.
 EXPECTED = "expected.json"
 OUTSIDE = "cli-program"  # A mailbox that no server reads.
 
@@ -25,7 +25,7 @@ def expected_of(version: str) -> dict[str, Json]:
     return parse_json((HERE / version / EXPECTED).read_text())
 
 
-def put_at(version: str, folder: Path, at_s: float) -> None:
+def restore(version: str, folder: Path, at_s: float) -> None:
     lay_out(HERE / version, folder, at_s)
 
 
@@ -33,7 +33,7 @@ def put_at(version: str, folder: Path, at_s: float) -> None:
 async def open_recorded(
     folder: Path, at_s: float, kind: str = "unix"
 ) -> AsyncGenerator[FlowServer]:
-    """Serve a directory that was laid out, some time after it was left."""
+    """Serve a recorded directory, some time after the end of its server."""
     async with open_flow(folder, kind, clock=FakeClock(at_s + AWAY_S)) as flow:
         yield flow
 
@@ -43,7 +43,7 @@ def known_text(version: str) -> str:
 
 
 def read_mail(folder: Path) -> dict[str, Json]:
-    """Letters as `culm mail` tells of them without a server: a list, and some by their mailbox."""
+    """Return the letters that `culm mail` shows without a server: a list, and some by mailbox."""
     where = ("--json", "--dir", str(folder / "project"), "--data-dir", str(folder / "data"))
     letters = (folder / "data").glob(f"projects/*/mailboxes/{OUTSIDE}/*/*.json")
     found = {"list": run_culm(["mail", "list", *where])}

@@ -1,4 +1,4 @@
-"""All that a server tells about a workspace, read by its public routes."""
+"""Everything that a server shows of a workspace, read by its public routes."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ from tests.support import WAIT_S
 
 CLIENT = "7a1d8f3c-0000-4000-8000-000000000001"
 _UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
-_ON_THE_WAY = ("accepted", "queued", "active", "ending")
+_ACTIVE_STATES = ("accepted", "queued", "active", "ending")
 _OF_WORKSPACE = (
     "sessions",
     "runs",
@@ -43,17 +43,17 @@ class Reader:
     def __init__(self, flow: FlowServer, known: str) -> None:
         self._flow = flow
         self._known = known
-        self._new: dict[str, str] = {}  # Ids that were made since, numbered as they appear.
+        self._new: dict[str, str] = {}  # Newer ids, numbered in order of appearance.
         self.workspace_id = ""
 
     async def read_all(self, project: Path, sessions: Sequence[str]) -> dict[str, Json]:
-        """The answer of every route that shows what is stored, by its path."""
+        """Return the answers of all routes that show stored data, by path."""
         body = f'{{"path": "{project}", "client_id": "{CLIENT}"}}'.encode()
         opened = await send(self._flow, "POST", "/v1/workspaces", body)
         assert opened.status == 200, opened
         self.workspace_id = str(parse_json(opened.body)["id"])
-        assert self.workspace_id == workspace_id(project), "clients would not find it again"
-        await self._until_at_rest()
+        assert self.workspace_id == workspace_id(project), "clients could not find it again"
+        await self._until_idle()
         found: dict[str, Json] = {}
         for path in _OF_WORKSPACE:
             found[path] = await self._get(path)
@@ -66,7 +66,7 @@ class Reader:
         return found
 
     async def count_events(self, project: Path) -> dict[str, Json]:
-        """How many events of each type the log replays from its beginning."""
+        """Count the events of each type in a replay of the whole log."""
         remote = await (await self._flow.client()).open_workspace(project)
         cursor = (await remote.snapshot()).cursor
         first = f"{cursor.partition('.')[0]}.0"
@@ -75,10 +75,10 @@ class Reader:
             counts = Counter(event.type for event in stream.events() if event.cursor)
         return dict(sorted(counts.items()))
 
-    async def _until_at_rest(self) -> None:
-        """Wait until every run that goes on waits for a person again, as all recorded ones do."""
+    async def _until_idle(self) -> None:
+        """Wait until every active run waits for a person again, as all recorded ones do."""
         async with asyncio.timeout(WAIT_S):
-            while any(_field(run, "state") in _ON_THE_WAY for run in await self._rows("runs")):
+            while any(_field(run, "state") in _ACTIVE_STATES for run in await self._rows("runs")):
                 await asyncio.sleep(0.001)
 
     async def _rows(self, path: str) -> list[Json]:
@@ -106,6 +106,6 @@ def _field(row: Json, key: str) -> Json:
 
 
 def _ids(rows: Json, key: str) -> dict[str, None]:
-    """In their order, which is that of the answer."""
+    """Return the ids in the order of the answer."""
     assert isinstance(rows, list)
     return {str(_field(row, key)): None for row in rows}

@@ -1,4 +1,4 @@
-"""A data directory of every earlier version opens, and tells what was recorded of it."""
+"""A data directory of every earlier version opens with the recorded content."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from tests.frozen.data.directories import (
     count_recorded,
     expected_of,
     open_recorded,
-    put_at,
     read_mail,
     read_recorded,
     recorded,
+    restore,
 )
 
-COMMAND = "python -m tests.frozen.record expected, if the server says it in other words"
+COMMAND = "python -m tests.frozen.record expected, if only the wording has changed"
 
 
 @pytest.fixture(params=recorded())
@@ -27,7 +27,7 @@ def version(request: pytest.FixtureRequest) -> str:
 def put(version: str, folder: Path) -> float:
     at_s = expected_of(version)["recorded_at"]
     assert isinstance(at_s, int | float)
-    put_at(version, folder, at_s)
+    restore(version, folder, at_s)
     return at_s
 
 

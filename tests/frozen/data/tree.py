@@ -1,6 +1,6 @@
-"""A data directory as text files: written by the recorder, laid out for a server by tests.
+"""A data directory as text files: written by the recorder, restored for a server by tests.
 
-Two things depend on where a directory is, so they are rewritten when it is laid out. Paths are
+Two things depend on the location of a directory and are rewritten when it is restored. Paths are
 stored under `/frozen`. A project's folder is named after its real path; here it is `@project`.
 The rules for that name and for the id of a workspace are stored facts themselves, so they are
 repeated here and not imported.
@@ -16,16 +16,16 @@ from pathlib import Path
 
 ROOT = "/frozen"
 PROJECT = "@project"
-WORKSPACE = "00000000-0000-5000-8000-000000000000"  # In place of the id, which is made of the path.
-MODEL_URL = "http://127.0.0.1:9/v1"  # Nobody listens there.
+WORKSPACE = "00000000-0000-5000-8000-000000000000"  # Replaces the id, which depends on the path.
+MODEL_URL = "http://127.0.0.1:9/v1"  # Nothing listens there.
 MAILBOX_PARTS = ("tmp", "new", "cur", "corrupt", "dead")  # Git keeps no empty directory.
-# Locks, and processes that were alive; `culm.lock` stays, as its time says when a server was.
+# Locks, and live processes; `culm.lock` stays, because its time is that of the last server.
 _LEFT_OUT = re.compile(r"(^|/)(custody|fabric|\.gitignore)(/|$)|(?<!culm)\.lock$|\.db-(wal|shm)$")
 _NAMESPACE = uuid.UUID("6f1c2b0e-5d0a-5c39-9a55-0c6d2f7b4e11")
 
 
 def project_key(path: Path) -> str:
-    """The name of a project's folder: its path, and the low half of the path's FNV-1a 64."""
+    """Return the folder name of a project: its path, and the low half of the path's FNV-1a 64."""
     digest = 0xCBF29CE484222325
     for byte in os.fsencode(str(path)):
         digest = ((digest ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
@@ -38,7 +38,7 @@ def workspace_id(path: Path) -> str:
 
 
 def dump(connection: sqlite3.Connection) -> str:
-    """A database as SQL, which says its schema's version, too."""
+    """Return a database as SQL with its schema version."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     return "\n".join([*connection.iterdump(), f"PRAGMA user_version = {version};", ""])
 
@@ -50,7 +50,7 @@ def load_database(sql: str, database: Path) -> None:
 
 
 def write_tree(folder: Path, image: Path, model_url: str, target: Path) -> None:
-    """Store what a server left: `folder` has the project, `image` the data directory."""
+    """Store the files of a server: `folder` has the project, `image` the data directory."""
     project = folder / "project"
     places = {
         str(image): f"{ROOT}/data",
@@ -79,12 +79,12 @@ def write_tree(folder: Path, image: Path, model_url: str, target: Path) -> None:
 
 
 def lay_out(source: Path, folder: Path, at_s: float) -> None:
-    """Make a data directory, a project and a user's file in `folder`, last used at `at_s`."""
+    """Restore a data directory, a project and a user's file in `folder`, last used at `at_s`."""
     project = folder / "project"
     for path in sorted(path for path in source.rglob("*") if path.is_file()):
         name = path.relative_to(source).as_posix()
         if "/" not in name and name != "culm.json":
-            continue  # What stands beside the tree, such as what is expected of it.
+            continue  # A file beside the tree, such as the expected answers.
         text = path.read_text().replace(ROOT, str(folder)).replace(WORKSPACE, workspace_id(project))
         file = folder / name.replace(PROJECT, project_key(project))
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def lay_out(source: Path, folder: Path, at_s: float) -> None:
 
 
 def sessions_in(sql: str) -> list[str]:
-    """The ids of all sessions in a stored database, those of agents too."""
+    """Return the ids of all sessions in a stored database, including those of agents."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(sql)
         return [str(row[0]) for row in connection.execute("SELECT id FROM sessions ORDER BY no")]

@@ -1,7 +1,7 @@
-"""Databases as every version of the schema left them, with rows that were written by hand.
+"""Databases of every version of the schema, with rows that were written by hand.
 
-`NNNN.sql` is the whole database after migration N; `rows/NNNN.sql` are the rows that were put in
-right after it. Newer versions must migrate each of them and tell the same about it.
+`NNNN.sql` is the whole database after migration N; `rows/NNNN.sql` are the rows that were inserted
+right after it. Newer versions must migrate each of them and give the same answers.
 """
 
 import sqlite3
@@ -18,7 +18,7 @@ from tests.frozen.storage import Json, parse_json
 HERE = Path(__file__).parent
 EXPECTED = HERE / "expected.json"
 SOURCE = FROZEN.parents[1] / "src"
-LEFT_AT_S = 1_790_000_100.0  # When the server that left them was last alive.
+LEFT_AT_S = 1_790_000_100.0  # The time of their last server.
 
 
 def versions() -> list[str]:
@@ -26,12 +26,12 @@ def versions() -> list[str]:
 
 
 def migrations() -> list[Path]:
-    """The scripts of the product, wherever they are."""
+    """Return the migration scripts of the product."""
     return sorted(SOURCE.rglob("migrations/*.sql"), key=lambda path: path.name)
 
 
 def build(upto: int) -> sqlite3.Connection:
-    """A database in memory to which the first migrations were applied, each with its rows."""
+    """Return a database in memory with the first migrations, each with its rows."""
     connection = sqlite3.connect(":memory:")
     for number, script in enumerate(migrations()[:upto], start=1):
         connection.executescript(script.read_text())
@@ -41,14 +41,14 @@ def build(upto: int) -> sqlite3.Connection:
 
 
 def load(version: str) -> sqlite3.Connection:
-    """The recorded database of a version, in memory."""
+    """Return the recorded database of a version, in memory."""
     connection = sqlite3.connect(":memory:")
     connection.executescript((HERE / f"{version}.sql").read_text())
     return connection
 
 
 def content_of(connection: sqlite3.Connection) -> dict[str, object]:
-    """Everything in a database: its version, its schema and the rows of its tables."""
+    """Return the version, the schema and all rows of a database."""
     found: dict[str, object] = {
         "version": connection.execute("PRAGMA user_version").fetchone()[0],
         "schema": connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY 1, 2")
@@ -65,7 +65,7 @@ def place_of(folder: Path) -> Path:
 
 
 async def open_and_read(version: str, folder: Path, times: int = 1) -> list[dict[str, Json]]:
-    """Let a server open the database of a version so often, and read all that it tells."""
+    """Let a server open the database of a version so often; return its answers."""
     (folder / "project").mkdir()
     sql = (HERE / f"{version}.sql").read_text()
     load_database(sql.replace(ROOT, str(folder)), place_of(folder))
@@ -87,7 +87,7 @@ async def record_expected(folder: Path) -> None:
 
 
 async def record(folder: Path) -> None:
-    """Write what is missing; what is there stays as it is."""
+    """Write missing files; existing ones stay."""
     expected = parse_json(EXPECTED.read_text()) if EXPECTED.exists() else {}
     for number in range(1, len(migrations()) + 1):
         version = f"{number:04}"

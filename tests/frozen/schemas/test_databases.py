@@ -1,4 +1,4 @@
-"""Databases of every earlier schema are migrated, and tell what was recorded of them."""
+"""Databases of every earlier schema are migrated and give the recorded answers."""
 
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.frozen.comparing import HERE, as_text, check_text
 from tests.frozen.schemas import databases
 from tests.frozen.storage import parse_json, read_schema
 
-COMMAND = "python -m tests.frozen.record expected, if the server says it in other words"
+COMMAND = "python -m tests.frozen.record expected, if only the wording has changed"
 
 
 def test_every_migration_has_a_recorded_database() -> None:

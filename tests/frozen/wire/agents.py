@@ -1,7 +1,7 @@
-"""The story's agents: started by a client and by another agent, steered, stopped, written to.
+"""The agents of the story: started by a client or an agent, steered, stopped, written to.
 
-Those who work are played, in this process: each begins, and ends with what it is told next. All
-that is around them is real: their sessions, their runs, their budgets, their mail.
+Their workers are scripted in this process: each begins, and ends with its next frame. Everything
+else is real: their sessions, runs, budgets and mail.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from culm.wire.agents import Agent, LetterShown
 from culm.wire.codec import Json, decode, encode
 from culm.wire.messages import Finish, FinishPart, Part, Text, TextPart
 from culm.wire.messages import Message as Answer
-from tests.fleet.parents import Player, Stage, raw
+from tests.fleet.host_harness import FakeLauncher, FakeWorker, raw
 from tests.flow.drive import UNKNOWN
 from tests.frozen.wire.asking import answer_ask, shown_ask
 from tests.frozen.wire.story import S, Story, W
@@ -60,27 +60,27 @@ ASK: dict[str, Json] = {
 USED: dict[str, Json] = {"prompt_tokens": 40, "completion_tokens": 5, "cost": 0.25}
 
 
-# --- who works
+# --- workers
 
 
-class Colleagues(Stage):
-    """Implements `Launcher`: whoever is launched is a `Colleague`."""
+class ScriptedLauncher(FakeLauncher):
+    """Implements `Launcher` with workers that are `ScriptedRun`s."""
 
-    async def launch(self, provision: Provision) -> Player:
-        self.plays = [_work]
+    async def launch(self, provision: Provision) -> FakeWorker:
+        self.scripts = [_work]
         return await super().launch(provision)
 
 
-async def _work(worker: Player, link: Link) -> None:
-    colleague = Colleague()
+async def _work(worker: FakeWorker, link: Link) -> None:
+    run = ScriptedRun()
     while (data := await link.receive()) is not None:
-        for frame in colleague.on_frame(parse_parent_frame(data)):
+        for frame in run.on_frame(parse_parent_frame(data)):
             await link.send(encode_frame(frame))
 
 
 @dataclass(slots=True)
-class Colleague:
-    """One run of a worker. It reads letters at once; else it waits until somebody says more."""
+class ScriptedRun:
+    """One run of a worker. It ends at once for a letter; else it waits for another frame."""
 
     assignment: str = ""
     reservation: Json = ""
@@ -91,7 +91,7 @@ class Colleague:
                 self.assignment = assignment
                 wanted: dict[str, Json] = {"op": "reserve", "tokens": 100, "cost": 0.5}
                 begun = (_event("execution_started"), _event("token", content=_begun(assignment)))
-                # What would be told beside its one word of an answer is not told of a letter.
+                # The run of a letter has only its answer, no other events.
                 shown = () if self.is_letter else begun
                 return (*shown, SubAgentRequest("1", "", raw(wanted)))
             case SubAgentReply(result=answer):
@@ -127,7 +127,7 @@ class Colleague:
 
 
 def _begun(assignment: str) -> str:
-    """The first words of an agent, by which the story knows that it has begun."""
+    """Return the first text of an agent, which shows that it has begun."""
     return f"I begin: {assignment}"
 
 
@@ -136,7 +136,7 @@ def _event(kind: str, **more: Json) -> EventFrame:
 
 
 def _answer(name: str, text: str = "") -> EventFrame:
-    """It begins, or is whole if there is a text."""
+    """Return an answer that begins, or that is complete if there is a text."""
     parts: list[Part] = [TextPart(Text(text)), FinishPart(Finish("end_turn", 0))] if text else []
     message = Answer(MessageId(name), "assistant", SessionId(""), parts)
     return _event("session_message_written", message=msgspec.to_builtins(message))
@@ -145,11 +145,11 @@ def _answer(name: str, text: str = "") -> EventFrame:
 _DONE = (TerminalFrame("completed", "Done."),)
 
 
-# --- what is done with them
+# --- steps
 
 
 async def start_agents(story: Story) -> None:
-    """Outside a conversation: one that is steered, and one that is stopped."""
+    """Start agents by a client: one is steered, and one is stopped."""
     for wrong in ({"prompt": " "}, {"prompt": "Look.", "role": "wizard"}):
         await story.ask("POST", AGENTS, wrong)
     named = {"name": "Counter", "role": "explorer", "limits": {"steps": 9, "cost": 1.5}}
@@ -174,15 +174,15 @@ async def start_agents(story: Story) -> None:
 
 
 async def _start(story: Story, assignment: str, **more: object) -> Agent:
-    """Wait until it has begun, and that is told."""
+    """Start an agent and wait until its start is published."""
     started = await story.ask("POST", AGENTS, {"prompt": assignment, **more})
-    await story.heard(_begun(assignment).encode())
+    await story.received(_begun(assignment).encode())
     await story.tick()
     return decode(started.body, Agent)
 
 
 async def hand_work_on(story: Story, session_id: SessionId) -> None:
-    """In a conversation: another agent does it, and asks through the one it works for."""
+    """Let an agent delegate: its sub-agent works, and asks through its parent."""
     assignment: dict[str, Json] = {"prompt": "Deploy it.", "name": "Deployer", "role": "worker"}
     arguments: dict[str, Json] = {"assignments": [assignment]}
     call = ScriptedCall(name="agent", id="call_12", input=arguments)
@@ -202,7 +202,7 @@ async def hand_work_on(story: Story, session_id: SessionId) -> None:
 
 
 async def write_letters(story: Story, session_id: SessionId) -> None:
-    """One that asks is answered by the agent it wakes; another by a person."""
+    """Send letters: one is answered by the agent that it wakes, another by a person."""
     agents = decode((await story.ask("GET", AGENTS)).body, list[Agent])
     counter = agents[0]
     letter: dict[str, Json] = {"to": counter.agent_id, "from": session_id}
@@ -214,7 +214,7 @@ async def write_letters(story: Story, session_id: SessionId) -> None:
         sent = await story.ask("POST", MAIL, {**letter, "kind": kind, "text": text})
         letters.append(decode(sent.body, LetterShown))
         if kind == "task":
-            await story.heard(_admitted(letters[-1]))
+            await story.received(_admitted(letters[-1]))
             await story.idle(counter.session_id)
             reply = {"text": "Three.", "from": counter.agent_id}
             letter_id = letters[-1].letter_id
@@ -234,6 +234,6 @@ async def write_letters(story: Story, session_id: SessionId) -> None:
 
 
 def _admitted(letter: LetterShown) -> bytes:
-    """As it is told that an agent has read it."""
+    """Return the event that shows that an agent has read a letter."""
     read = msgspec.structs.replace(letter, state="admitted")
     return encode(read).partition(b',"correlation_id"')[0]

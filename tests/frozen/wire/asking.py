@@ -1,4 +1,4 @@
-"""The story's people: they are asked for permission and questions, and answer all in every way."""
+"""Permissions and questions of the story, with every kind of answer."""
 
 from contextlib import AsyncExitStack
 
@@ -21,7 +21,7 @@ def calling(call_id: str, name: str) -> Reply:
 
 
 async def ask_for_permission(story: Story, session_id: SessionId) -> None:
-    """Allowed for the session, let through by that, and denied once that is taken back."""
+    """Allow for the session, use that grant, and deny after it is revoked."""
     model, grants = story.model, f"{W}/permissions/grants"
     for call_id in ("call_4", "call_5"):
         model.add(calling(call_id, "stage"))
@@ -38,7 +38,7 @@ async def ask_for_permission(story: Story, session_id: SessionId) -> None:
     await story.gone(2)
     await answer_ask(story, UNKNOWN, "allow")
     await answer_ask(story, request.id, "maybe")
-    for client in (1, 0):  # The second comes too late.
+    for client in (1, 0):  # The second is too late.
         await answer_ask(story, request.id, "allow_session", story.clients[client])
     for _ in range(2):
         await story.question()
@@ -61,7 +61,7 @@ async def ask_for_permission(story: Story, session_id: SessionId) -> None:
 
 
 async def ask_questions(story: Story, session_id: SessionId) -> None:
-    """Answered in part, and declined."""
+    """Answer some questions, and decline others."""
     model = story.model
     model.add(calling("call_7", "question"))
     model.add(Reply(deltas=["PostgreSQL it is."], usage=USAGE))
@@ -94,7 +94,7 @@ async def ask_questions(story: Story, session_id: SessionId) -> None:
 
 
 async def stop_asking(story: Story, session_id: SessionId) -> None:
-    """Two are asked at once, and each has its answer; after that nobody is asked any more."""
+    """Answer two asks that are open at once; then skip permissions."""
     model, skip = story.model, f"{W}/permissions/skip"
     calls = (("call_9", "stage"), ("call_10", "deploy"))
     both = [ScriptedCall(name=name, id=call_id, input="") for call_id, name in calls]
@@ -105,7 +105,7 @@ async def stop_asking(story: Story, session_id: SessionId) -> None:
     second = await shown_ask(story, "call_10", "deploy")
     await story.tick()
     await answer_ask(story, first.id, "allow_workspace")
-    await story.heard(b'"tool_call_id":"call_9","name":"stage","content"')
+    await story.received(b'"tool_call_id":"call_9","name":"stage","content"')
     await story.settle()
     await answer_ask(story, second.id, "deny")
     await story.idle(session_id)
@@ -130,21 +130,21 @@ async def stop_asking(story: Story, session_id: SessionId) -> None:
 
 
 async def answer_ask(story: Story, ask_id: str, action: str, client_id: str = "") -> None:
-    """As a Crush client does, which sends the request back; it does not say who it is."""
+    """Answer like a Crush client, which sends the request back without its client id."""
     body = {"permission": {"id": ask_id, "tool_name": "bash", "params": None}, "action": action}
     query = {"client_id": client_id} if client_id else None
     await story.ask("POST", f"{W}/permissions/grant", body, query)
 
 
 async def shown_ask(story: Story, call_id: str, name: str = "stage") -> PermissionRequest:
-    """Wait until our own client is shown what a call asks for."""
-    await story.heard(f'"tool_call_id":"{call_id}","tool_name":"{name}","description"'.encode())
-    told = [one for one in story.streams[0].raw.events() if one.type == "permission_request"]
-    asked = [one.read(PermissionRequest) for one in told]
+    """Wait until our own client has the permission request of a call."""
+    await story.received(f'"tool_call_id":"{call_id}","tool_name":"{name}","description"'.encode())
+    events = [one for one in story.streams[0].raw.events() if one.type == "permission_request"]
+    asked = [one.read(PermissionRequest) for one in events]
     return next(request for request in asked if request.tool_call_id == call_id)
 
 
 async def _batch(story: Story, call_id: str) -> QuestionRequest:
-    await story.heard(f'"tool_call_id":"{call_id}","questions"'.encode())
-    told = [one for one in story.streams[0].raw.events() if one.type == "question_batch_request"]
-    return told[-1].read(QuestionRequest)
+    await story.received(f'"tool_call_id":"{call_id}","questions"'.encode())
+    events = [one for one in story.streams[0].raw.events() if one.type == "question_batch_request"]
+    return events[-1].read(QuestionRequest)

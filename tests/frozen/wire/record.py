@@ -1,4 +1,4 @@
-"""Writes the transcripts anew. Read what changed before you keep it."""
+"""Write the transcripts again. Read the diff before a commit."""
 
 import asyncio
 import os
@@ -11,24 +11,24 @@ import uvloop
 
 from culm.store import writer
 from culm.testing.model_server import open_model_server
-from tests.fleet.parents import open_stage
+from tests.fleet.host_harness import open_fake_launcher
 from tests.flow.conftest import open_flow
-from tests.frozen.wire.agents import Colleagues
+from tests.frozen.wire.agents import ScriptedLauncher
 from tests.frozen.wire.scenario import SETTINGS, play
 from tests.frozen.wire.story import Story, StoryClock
 from tests.frozen.wire.transcript import HERE, kept, render
 from tests.frozen.wire.turns import SCRIPT, TOOLS
 
 COMMAND = "python -m tests.frozen.wire.record"
-PLAY_S = 30.0  # For the whole story; each step of it has a bound of its own.
+PLAY_S = 30.0  # For the whole story; each step has its own limit.
 
 
 @contextmanager
 def one_reader() -> Generator[None]:
-    """Make the store read one thing after the other, in the order in which it was asked to.
+    """Make the store read sequentially, in the order of the requests.
 
     The answer to a request that starts an agent reads the agent before its run does, and only then
-    does the run begin: without this the answer says `pending` or `running`, as threads have it.
+    the run begins: otherwise the answer has `pending` or `running`, depending on threads.
     """
     usual, writer.READERS = writer.READERS, 1
     try:
@@ -47,9 +47,9 @@ async def _perform(folder: Path, kind: str, clock: StoryClock) -> Story:
     async with (
         asyncio.timeout(PLAY_S),
         open_model_server(SCRIPT) as model,
-        open_stage(Colleagues) as stage,
+        open_fake_launcher(ScriptedLauncher) as launcher,
         open_flow(
-            folder.resolve(), kind, clock=clock, settings=SETTINGS, tools=TOOLS, launcher=stage
+            folder.resolve(), kind, clock=clock, settings=SETTINGS, tools=TOOLS, launcher=launcher
         ) as flow,
     ):
         return await play(flow, clock, model)
@@ -67,6 +67,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ["CULM_NO_DISCOVERY"] = "1"  # As in tests: what this machine has is nobody's wire.
+    os.environ["CULM_NO_DISCOVERY"] = "1"  # As in tests: keys of this machine are ignored.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

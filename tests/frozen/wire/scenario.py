@@ -1,7 +1,7 @@
-"""One fixed story that calls every route and tells every event, so that answers are full.
+"""One fixed story that calls every route and causes every event, so that answers are full.
 
-What nothing in the product makes yet (a linked picture, a language server) is put in where the
-product would put it: messages through the workspace, events through its store.
+Things that the product does not make yet (a linked picture, a language server) are inserted where
+it would make them: messages through the workspace, events through its store.
 """
 
 from contextlib import AsyncExitStack
@@ -41,7 +41,7 @@ UNMADE: dict[str, Op] = {
     "skills_event": "updated",
     "update_available": "updated",
 }
-# Whatever must not be told again has this word in it.
+# Every value that must not be shown contains this word.
 SECRET = "secret"
 PROVIDER = {
     "name": "Demo",
@@ -76,7 +76,7 @@ async def play(flow: FlowServer, clock: StoryClock, model: ModelServer) -> Story
         await _configure(story)
         session, other = await _begin_sessions(story)
         await take_a_turn(story, session)
-        await _write_what_is_not_made(story, session)
+        await _write_unmade_messages(story, session)
         await _run_own_commands(story, session)
         await _touch_files(story, session)
         await _read_sessions(story, session)
@@ -89,8 +89,8 @@ async def play(flow: FlowServer, clock: StoryClock, model: ModelServer) -> Story
         await hand_work_on(story, session)
         await write_letters(story, session)
         await stop_asking(story, session)
-        await _ask_around(story)
-        await _tell_what_is_not_made(story)
+        await _call_empty_routes(story)
+        await _publish_unmade_events(story)
         await _resume(story)
         await _leave(story, session, other)
         await _come_back(story, session)
@@ -179,8 +179,8 @@ async def _begin_sessions(story: Story) -> tuple[SessionId, SessionId]:
     return made[0], made[1]
 
 
-async def _write_what_is_not_made(story: Story, session_id: SessionId) -> None:
-    """A linked picture, and a list of what is left to do."""
+async def _write_unmade_messages(story: Story, session_id: SessionId) -> None:
+    """Write a linked picture, and a list of todos."""
     picture = parts.ImageUrlPart(parts.ImageUrl("https://example.com/shot.png", "low"))
     _, written = story.workspace.messages.add(session_id, "user", [picture])
     await written
@@ -237,8 +237,8 @@ async def _ask_agent(story: Story, session_id: SessionId) -> None:
         await story.ask("GET", f"{A}/{path}", session_id=session_id)
 
 
-async def _ask_around(story: Story) -> None:
-    """What is answered in its empty form for now, each with what a client would send."""
+async def _call_empty_routes(story: Story) -> None:
+    """Call the routes that have only empty answers for now."""
     await story.ask("GET", f"{W}/project/needs-init")
     await story.ask("POST", f"{W}/project/init")
     await story.ask("GET", f"{W}/project/init-prompt")
@@ -262,7 +262,7 @@ async def _ask_around(story: Story) -> None:
     await story.tick()
 
 
-async def _tell_what_is_not_made(story: Story) -> None:
+async def _publish_unmade_events(story: Story) -> None:
     for kind, op in UNMADE.items():
         payload = encode(EXAMPLES[PAYLOADS[kind]])
         await story.workspace.store.append(kind, op, payload=payload)
@@ -270,7 +270,7 @@ async def _tell_what_is_not_made(story: Story) -> None:
 
 
 async def _resume(story: Story) -> None:
-    """Come back with a cursor: one that the log has, and one of another database."""
+    """Reconnect with a cursor of the log, and with one of another database."""
     first = story.streams[0].raw.headers["culm-cursor"]
     for cursor, types, last in (
         (first, "file,run_complete,update_available", b"latest_version"),

@@ -1,7 +1,7 @@
-"""One server and one model, and all that is said to them and by them.
+"""One server and one model, with all requests, answers and events.
 
-Owns the way a step is taken: ask, wait until it is told, let time pass. The steps are `scenario.py`
-and `turns.py`.
+Owns the parts of a step: send a request, wait for its events, advance the clock. The steps are in
+`scenario.py`, `turns.py`, `asking.py` and `agents.py`.
 """
 
 import json
@@ -29,7 +29,7 @@ TITLE = b"Write a title"  # In every request for one, and in no other.
 
 
 class StoryClock(FakeClock):
-    """Remembers what was waited for, so that time passes when somebody waits and not before."""
+    """Records all timers, so that time advances only after one is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,11 +48,11 @@ class Story:
     exits: AsyncExitStack
     names: Names
     clients: list[ClientId]
-    run_ids: list[RunId]  # Those that a client gives.
+    run_ids: list[RunId]  # Given by a client.
     exchanges: list[Exchange] = field(default_factory=list[Exchange])
     streams: list[Stream] = field(default_factory=list[Stream])
     workspace_id: str = UNKNOWN
-    questions: int = 0  # What the model was asked so far, without titles.
+    questions: int = 0  # Requests to the model so far, without titles.
 
     @property
     def folder(self) -> str:
@@ -72,7 +72,7 @@ class Story:
         query: Mapping[str, str] | None = None,
         **ids: str,
     ) -> Answer:
-        """Call a route by its path in the table, and keep what was said."""
+        """Call a route by its path in the table, and record the exchange."""
         target = quote(path.format(**{"workspace_id": self.workspace_id, **ids}), safe="/$")
         if query:
             target += f"?{urlencode(query, safe='/$')}"
@@ -108,14 +108,14 @@ class Story:
         await until(lambda: not self.is_present(self.clients[client]))
         self.workspace.hub.flush()
 
-    async def heard(self, marker: bytes) -> None:
-        """Wait until the first stream, which is told everything, has told this."""
+    async def received(self, marker: bytes) -> None:
+        """Wait until the first stream, which gets all events, has this."""
         await self.streams[0].raw.until(marker)
 
     # --- time
 
     async def tick(self) -> None:
-        """Let everything be told, and then a second pass."""
+        """Publish everything, and then let a second pass."""
         await self.settle()
         self.clock.advance(1)
         await self.settle()
@@ -127,7 +127,7 @@ class Story:
     # --- the model
 
     async def question(self) -> int:
-        """Wait for the model's next question that is not about a title; returns its number."""
+        """Wait for the next request to the model that is not for a title; return its number."""
 
         def found() -> list[int]:
             return [seen.n for seen in self.model.requests if TITLE not in seen.raw]
@@ -137,7 +137,7 @@ class Story:
         return found()[self.questions - 1]
 
     async def title(self) -> int:
-        """As `question`, for the one about a title."""
+        """Like `question`, for the request for a title."""
 
         def found() -> list[int]:
             return [seen.n for seen in self.model.requests if TITLE in seen.raw]
@@ -146,6 +146,6 @@ class Story:
         return found()[-1]
 
     async def idle(self, session_id: SessionId) -> None:
-        """Wait until the last run of a session has ended and that is told."""
+        """Wait until the last run of a session has ended and its end is published."""
         await until(lambda: not self.workspace.runs.is_busy(session_id))
         await self.settle()

@@ -1,4 +1,4 @@
-"""The wire is as it was written down, and an unmodified Crush client can read all of it.
+"""The wire format equals its transcripts, and an unmodified Crush client can read all of it.
 
 To change the wire on purpose, record the transcripts again: `python -m tests.frozen.wire.record`.
 """
@@ -18,7 +18,7 @@ from culm.wire.events import CRUSH_PAYLOADS, OUR_PAYLOADS
 from culm.wire.examples import EXAMPLES
 from tests.crush_client import types as crush
 from tests.crush_client.golang import decode
-from tests.crush_client.strict import surprises
+from tests.crush_client.strict import anomalies
 from tests.frozen.wire.record import COMMAND, perform
 from tests.frozen.wire.scenario import SECRET
 from tests.frozen.wire.story import Story
@@ -60,7 +60,7 @@ OURS = {
     f"POST {_W}/mail/letters/{{letter_id}}/reply",
     "POST /v1/mail/ring",
 }
-# What this version refuses whatever it is asked; a route that is built leaves this list.
+# Routes that this version always refuses; an implemented route leaves this list.
 UNBUILT = {
     f"POST {_W}/config/refresh-oauth",
     f"POST {_W}/skills/read",
@@ -74,14 +74,14 @@ UNBUILT = {
 
 
 def nameless(method: str, path: str) -> str:
-    """A route by its shape: we and Crush name what is in a path differently."""
+    """Return a route without the names in its path, which differ from those of Crush."""
     return f"{method} {re.sub(r'{[a-z_]+}', '{}', path)}"
 
 
 CRUSH_ROUTES = {nameless(route.method, route.path): route for route in crush.ROUTE_ANSWERS.values()}
 
 
-_PLAYED: dict[str, Story] = {}  # Each test looks at the same one, and changes nothing.
+_PLAYED: dict[str, Story] = {}  # Shared by all tests, which do not change it.
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -100,13 +100,13 @@ def differences(old: Mapping[str, str], new: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def test_a_run_says_on_the_wire_exactly_what_was_written_down(story: Story) -> None:
+def test_wire_transcripts_are_unchanged(story: Story) -> None:
     changed = differences(kept(), render(story.names, story.exchanges, story.streams))
     if changed:
-        pytest.fail(f"{changed}\n\nif this is meant: {COMMAND}", pytrace=False)
+        pytest.fail(f"{changed}\n\nto change it on purpose: {COMMAND}", pytrace=False)
 
 
-def test_every_answer_of_a_crush_route_decodes_as_go_reads_it(story: Story) -> None:
+def test_every_answer_of_a_crush_route_decodes_as_in_go(story: Story) -> None:
     for exchange in story.exchanges:
         route = CRUSH_ROUTES.get(nameless(exchange.method, exchange.path))
         if route is None:
@@ -123,14 +123,14 @@ def test_every_answer_of_a_crush_route_decodes_as_go_reads_it(story: Story) -> N
             decode(body, route.answer).must()
 
 
-def test_every_event_of_the_crush_view_is_one_that_crush_decodes_and_knows(story: Story) -> None:
+def test_every_event_of_the_crush_view_decodes_in_crush(story: Story) -> None:
     (stream,) = [stream for stream in story.streams if stream.view == "crush"]
     lines = stream.raw.seen.splitlines()
     assert len(lines) > len(CRUSH_PAYLOADS)
-    assert [(found, line) for line in lines if (found := surprises(line))] == []
+    assert [(found, line) for line in lines if (found := anomalies(line))] == []
 
 
-def test_every_route_is_in_the_transcripts_and_all_that_are_built_succeed_there() -> None:
+def test_every_route_is_in_the_transcripts_and_all_built_ones_succeed() -> None:
     found: dict[str, list[int]] = {}
     for name, text in kept().items():
         if name.startswith("routes/"):
@@ -142,12 +142,12 @@ def test_every_route_is_in_the_transcripts_and_all_that_are_built_succeed_there(
 
 
 @pytest.mark.parametrize("name", kept())
-def test_nothing_that_is_told_holds_a_secret_that_a_client_gave(name: str) -> None:
-    told = [line for line in kept()[name].splitlines() if not line.startswith("> ")]
-    assert [line for line in told if SECRET in line] == []
+def test_responses_and_events_contain_no_client_secret(name: str) -> None:
+    shown = [line for line in kept()[name].splitlines() if not line.startswith("> ")]
+    assert [line for line in shown if SECRET in line] == []
 
 
-def test_our_routes_are_those_of_crush_and_the_ones_named_as_ours() -> None:
+def test_routes_are_those_of_crush_and_the_listed_own_ones() -> None:
     ours = {nameless(*route.split(" ")) for route in OURS}
     assert {nameless(route.method, route.path) for route in ROUTES} == CRUSH_ROUTES.keys() | ours
 
@@ -164,7 +164,7 @@ def test_every_type_of_part_is_in_the_transcripts(name: str) -> None:
 
 
 def answer_examples() -> dict[str, bytes]:
-    """By their route: what the document shows of an answer that is not empty."""
+    """Return the examples of non-empty answers in the document, by route."""
     found: dict[str, bytes] = {}
     for path, methods in document()["paths"].items():
         for method, operation in methods.items():
@@ -176,12 +176,12 @@ def answer_examples() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("route", answer_examples())
-def test_every_example_of_an_answer_decodes_as_go_reads_it(route: str) -> None:
+def test_every_example_of_an_answer_decodes_as_in_go(route: str) -> None:
     kind = CRUSH_ROUTES[nameless(*route.split(" "))].answer
     assert kind is not None
     decode(answer_examples()[route], kind).must()
 
 
 @pytest.mark.parametrize("kind", CRUSH_PAYLOADS)
-def test_every_example_of_an_event_decodes_as_go_reads_it(kind: str) -> None:
+def test_every_example_of_an_event_decodes_as_in_go(kind: str) -> None:
     decode(encode(EXAMPLES[CRUSH_PAYLOADS[kind]]), crush.EVENT_PAYLOADS[kind]).must()

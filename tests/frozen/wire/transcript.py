@@ -1,6 +1,6 @@
-"""How the wire is written down: readable, with a stable word for whatever no two runs share.
+"""The text form of the wire: readable, with stable names for values that differ in every run.
 
-Owns the form of the files beside it. What is said over the wire is `scenario.py`.
+Owns the format of the files beside it. The exchanges are in `scenario.py`.
 """
 
 import json
@@ -17,7 +17,7 @@ from tests.flow.drive import Answer, RawStream
 
 HERE = Path(__file__).parent
 LINE_MAX = 90
-# These are the documents about the wire; what is in them has tests of its own.
+# Documents about the wire, which have their own tests.
 UNSHOWN = ("/v1/openapi.json", "/v1/docs")
 _HEADERS = ("cache-control", "connection", "culm-cursor", "transfer-encoding", "content-length")
 _UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
@@ -26,7 +26,7 @@ _NUMBERED = {
     "time": re.compile(r"\b1[78][0-9]{8}\b"),
     "instant": re.compile(r"\b202[0-9]-[0-9T:-]+(?:\.[0-9]+)?(?:Z|[+-][0-9:]+)"),
 }
-# Events by which an id becomes known, with the word for it and where it stands.
+# Events that introduce an id, with its kind and its field.
 _NAMED = {
     "session": ("session", "id"),
     "message": ("message", "id"),
@@ -49,7 +49,7 @@ _BUILD = {
 @dataclass(frozen=True, slots=True)
 class Exchange:
     method: str
-    path: str  # Of the route, with the names in it.
+    path: str  # Of the route, with its placeholders.
     target: str
     body: bytes
     answer: Answer
@@ -57,7 +57,7 @@ class Exchange:
 
 @dataclass(slots=True)
 class Stream:
-    """One event stream, with all that has come of it."""
+    """One event stream with all of its data."""
 
     view: str
     target: str
@@ -66,47 +66,47 @@ class Stream:
 
 
 class Names:
-    """Words for what differs from run to run, numbered in the order of their appearance."""
+    """Names for values that differ from run to run, numbered in order of appearance."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
-        self._places = places  # Paths and addresses, each with its word.
-        self._words: dict[str, str] = {}
+        self._places = places  # Paths and addresses, each with its name.
+        self._names: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
 
     def know(self, value: str, kind: str) -> None:
-        """Say what an id is of; others are called `id`."""
-        self._word(value, kind)
+        """Set the kind of an id; others are named `id`."""
+        self._name(value, kind)
 
     def learn(self, stream: Stream) -> None:
-        """Know what a stream has told of, in the order in which it did."""
-        for told in stream.raw.events():
-            if told.type in _NAMED:
-                kind, key = _NAMED[told.type]
-                value = told.read(dict[str, object])[key]
+        """Set the kinds of all ids in a stream, in their order."""
+        for event in stream.raw.events():
+            if event.type in _NAMED:
+                kind, key = _NAMED[event.type]
+                value = event.read(dict[str, object])[key]
                 if isinstance(value, str) and _UUID.fullmatch(value):
                     self.know(value, kind)
 
     def hide(self, text: str) -> str:
         for place, word in self._places.items():
             text = text.replace(place, word)
-        text = _UUID.sub(lambda m: self._word(m[0], "id"), text)
+        text = _UUID.sub(lambda m: self._name(m[0], "id"), text)
         for kind, pattern in _NUMBERED.items():
-            text = pattern.sub(lambda m, k=kind: self._word(m[0], k), text)
+            text = pattern.sub(lambda m, k=kind: self._name(m[0], k), text)
         for kind, pattern in _BUILD.items():
             text = pattern.sub(f"<{kind}>", text)
         return text
 
-    def _word(self, value: str, kind: str) -> str:
-        if value not in self._words:
+    def _name(self, value: str, kind: str) -> str:
+        if value not in self._names:
             self._counts[kind] += 1
-            self._words[value] = f"<{kind} {self._counts[kind]}>"
-        return self._words[value]
+            self._names[value] = f"<{kind} {self._counts[kind]}>"
+        return self._names[value]
 
 
 def render(
     names: Names, exchanges: Iterable[Exchange], streams: Iterable[Stream]
 ) -> dict[str, str]:
-    """The text of every file, by its path."""
+    """Return the text of every file, by path."""
     called: dict[tuple[str, str], list[str]] = {}
     for exchange in exchanges:
         text = _exchange(names, exchange)
@@ -143,7 +143,7 @@ def _stream(names: Names, stream: Stream) -> str:
     pieces = [f"=== GET {names.hide(stream.target)}\n", *(f"< {line}\n" for line in head), "\n"]
     for line in raw.seen.decode().splitlines():
         name, colon, value = line.partition(": ")
-        # Data is one line on the wire; here it is as many as it takes to read it.
+        # Data is one line on the wire; here it is wrapped.
         shown = _lines(names, value.encode()) if name == "data" else [names.hide(value)]
         pieces.append(f"{name}{colon}" + "\n".join(shown) + "\n")
     return "".join([*pieces, "(the server ends the stream)\n" if stream.ended else ""])
@@ -160,7 +160,7 @@ def _lines(names: Names, data: bytes) -> list[str]:
 
 
 def _pretty(names: Names, head: str, value: object) -> list[str]:
-    """JSON with whatever fits on one line on one line; `head` is the key before it, if any."""
+    """Format JSON with short values on one line; `head` is the key before it, if any."""
     if isinstance(value, dict):
         fields = cast("dict[str, object]", value)  # Parsed from JSON.
         inner = [_pretty(names, f"{json.dumps(key)}: ", item) for key, item in fields.items()]
@@ -183,17 +183,17 @@ def _pretty(names: Names, head: str, value: object) -> list[str]:
     return [f"{head}{opened}", *(f"  {line}" for line in broken), closed]
 
 
-# --- what is in the files
+# --- content of the files
 
 
 def kept() -> dict[str, str]:
-    """The files as they are, by their path."""
+    """Return the recorded files, by path."""
     found = sorted(HERE.rglob("*.txt"))
     return {path.relative_to(HERE).as_posix(): path.read_text() for path in found}
 
 
 def routes_in(text: str) -> dict[str, list[int]]:
-    """Each route that was called, with the statuses it answered."""
+    """Return each called route with the statuses of its answers."""
     found: dict[str, list[int]] = {}
     for section in text.split("=== ")[1:]:
         statuses = re.findall(r"^< ([0-9]{3})\b", section, re.MULTILINE)

@@ -1,7 +1,7 @@
-"""The story's runs: a whole turn, a queue, cancels, summaries, a failure, and a server that ends.
+"""The runs of the story: a whole turn, a queue, cancels, summaries, a failure, a shutdown.
 
-Every answer of the model is one that stops where a step of the story needs it to, so that what
-may happen side by side is told in one order.
+Every answer of the model stops where a step of the story needs it, so that concurrent events are
+published in one order.
 """
 
 from contextlib import AsyncExitStack
@@ -11,7 +11,7 @@ from culm.events.hub import COALESCE_S
 from culm.ids import SessionId
 from culm.model.base import ToolSpec
 from culm.run.limits import JITTER, RETRY_DELAYS_S
-from culm.testing.script import Reply, Rule, Script, ScriptedCall, ScriptedUsage
+from culm.testing.script import Reply, ReplyRule, Script, ScriptedCall, ScriptedUsage
 from culm.tools.base import (
     CallPlan,
     CallRequest,
@@ -30,8 +30,8 @@ from tests.frozen.wire.story import TITLE, A, R, S, Story, W
 
 USAGE = ScriptedUsage(input=900, output=12, cache_read=800)
 NAMED = Reply(text="A flaky test", hold_after=0, usage=ScriptedUsage(input=50, output=4))
-SCRIPT = Script(rules=[Rule(TITLE.decode(), NAMED)])
-# Chance makes a delay longer, so time passes as far as it can reach.
+SCRIPT = Script(rules=[ReplyRule(TITLE.decode(), NAMED)])
+# Jitter makes a delay longer, so time advances by its maximum.
 RETRY_S, RETRY_S_MAX = RETRY_DELAYS_S[0], RETRY_DELAYS_S[0] * (1 + JITTER)
 QUESTIONS: list[Json] = [
     {
@@ -51,15 +51,15 @@ SHOT = {"file_path": "shot.png", "file_name": "shot.png", "mime_type": "image/pn
 
 
 @dataclass(frozen=True)
-class Known:
-    """A tool that always does the same, whatever it is called with.
+class FixedTool:
+    """A tool that always does the same with any arguments.
 
-    Calls that need none have no arguments: in how many pieces those come is chance.
+    Calls have no arguments where possible: the number of their pieces is random.
     """
 
     name: str
     result: CallResult
-    to: str = ""  # Where it deploys to, for which a person is asked; empty: nowhere.
+    to: str = ""  # A target that needs permission; empty: none.
     parallel: bool = False
     crash: CrashPolicy = "again"
 
@@ -90,8 +90,8 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Inquisitive:
-    """The real tool for questions, with the same ones each time."""
+class FixedQuestions:
+    """The real question tool, always with the same questions."""
 
     real: QuestionTool = field(default_factory=make_question)
     parallel: bool = False
@@ -108,11 +108,11 @@ class Inquisitive:
 TOOLS: dict[str, Tool] = {
     tool.spec.name: tool
     for tool in (
-        Known("bash", CallResult("1 failed", is_error=True, metadata='{"output":"1 failed"}')),
-        Known("view", CallResult("package main\n")),
-        Known("stage", CallResult("Deployed."), to="staging", parallel=True),
-        Known("deploy", CallResult("Deployed."), to="production", parallel=True),
-        Inquisitive(),
+        FixedTool("bash", CallResult("1 failed", is_error=True, metadata='{"output":"1 failed"}')),
+        FixedTool("view", CallResult("package main\n")),
+        FixedTool("stage", CallResult("Deployed."), to="staging", parallel=True),
+        FixedTool("deploy", CallResult("Deployed."), to="production", parallel=True),
+        FixedQuestions(),
     )
 }
 
@@ -120,7 +120,7 @@ TOOLS: dict[str, Tool] = {
 async def prompt(
     story: Story, session_id: str, text: str, run: int | None = None, **more: object
 ) -> Answer:
-    """Ask for something; `run` is the place of the id that the client gives."""
+    """Post a prompt; `run` is the index of the run id that the client gives."""
     body: dict[str, object] = {"session_id": session_id, "prompt": text, **more}
     if run is not None:
         body["run_id"] = story.run_ids[run]
@@ -128,7 +128,7 @@ async def prompt(
 
 
 async def take_a_turn(story: Story, session_id: SessionId) -> None:
-    """A turn with everything in it: a retry, reasoning, calls and their results, text, a title."""
+    """Run a turn with a retry, reasoning, calls and their results, text, and a title."""
     model, clock = story.model, story.clock
     for reply in (
         Reply(deltas=["A first try"], cut_after=1),
@@ -148,22 +148,22 @@ async def take_a_turn(story: Story, session_id: SessionId) -> None:
     ):
         model.add(reply)
     attachments = [{**SHOT, "content": "iVBORw0KGgo="}]
-    said = "What fails here? “Ärger” 🙂 <b>&</b>"
-    clock.delays.clear()  # Others may wait as long as a retry does.
-    await prompt(story, session_id, said, attachments=attachments, limits={"steps": 50})
+    text = "What fails here? “Ärger” 🙂 <b>&</b>"
+    clock.delays.clear()  # Other timers may have the delay of a retry.
+    await prompt(story, session_id, text, attachments=attachments, limits={"steps": 50})
     await story.question()
-    await story.heard(b"A first try")
+    await story.received(b"A first try")
     await until(lambda: any(RETRY_S <= delay_s <= RETRY_S_MAX for delay_s in clock.delays))
     await story.settle()
     clock.advance(RETRY_S_MAX)
     for marker in (b"Hmm.", b'"kind":"input"'):
         asked = await story.question()
-        await story.heard(marker)
+        await story.received(marker)
         clock.advance(COALESCE_S)
         await story.settle()
         model.release(asked)
     asked = await story.question()
-    await story.heard(b"It fails")
+    await story.received(b"It fails")
     clock.advance(COALESCE_S)
     async with AsyncExitStack() as exits:
         raw = await story.attach(exits, 2, "delta", types="message_snapshot,message_delta")
@@ -172,12 +172,12 @@ async def take_a_turn(story: Story, session_id: SessionId) -> None:
         await story.idle(session_id)
     await story.gone(2)
     model.release(await story.title())
-    await story.heard(b'"title":"A flaky test"')
+    await story.received(b'"title":"A flaky test"')
     await story.tick()
 
 
 async def use_the_queue(story: Story, session_id: SessionId) -> None:
-    """While one run is at work others wait, are changed, join it or are dropped."""
+    """Queue runs behind an active one; edit, fold and drop them."""
     model, runs = story.model, story.run_ids
     call = ScriptedCall(name="bash", id="call_3", input="")
     model.add(Reply(deltas=["Let me see."], calls=[call], hold_after=0, usage=USAGE))
@@ -221,12 +221,12 @@ async def use_the_queue(story: Story, session_id: SessionId) -> None:
 
 
 async def end_runs(story: Story, session_id: SessionId, empty_id: SessionId) -> None:
-    """Cancel one by its id, let one fail, and summarize."""
+    """Cancel a run by its id, let one fail, and summarize."""
     model, runs = story.model, story.run_ids
     model.add(Reply(deltas=["I am at"], hold_after=1))
     await prompt(story, session_id, "Count to a million.", 4)
     await story.question()
-    await story.heard(b"I am at")
+    await story.received(b"I am at")
     await story.tick()
     for run_id in (runs[4], runs[4], UNKNOWN):
         await story.ask("POST", f"{R}/cancel", run_id=run_id)
@@ -243,7 +243,7 @@ async def end_runs(story: Story, session_id: SessionId, empty_id: SessionId) -> 
     model.add(Reply(deltas=["They look in vain"], hold_after=1))
     await story.ask("POST", f"{A}/compact", session_id=session_id)
     await story.question()
-    await story.heard(b"in vain")
+    await story.received(b"in vain")
     await story.ask("POST", f"{A}/cancel", session_id=session_id)
     await story.idle(session_id)
     for path in ("summarize", "compact"):
@@ -256,18 +256,18 @@ async def end_runs(story: Story, session_id: SessionId, empty_id: SessionId) -> 
 
 
 async def leave_runs_behind(story: Story, session_id: SessionId) -> None:
-    """When the workspace closes one run is at work and two wait."""
+    """Leave one active and two queued runs when the workspace closes."""
     story.model.add(Reply(deltas=["Cut off in the"], hold_after=1))
     await prompt(story, session_id, "Take your time.", 6)
     await story.question()
-    await story.heard(b"Cut off in the")
+    await story.received(b"Cut off in the")
     await prompt(story, session_id, "And say it again.", 7)
     await prompt(story, session_id, "And again.", 8)
     await story.settle()
 
 
 async def find_runs_again(story: Story, session_id: SessionId) -> None:
-    """They are at rest: others pass them, and a person decides."""
+    """Find held runs: new runs pass them, and a client starts or drops them."""
     model, runs = story.model, story.run_ids
     await story.ask("GET", f"{W}/runs", query={"state": "held"})
     await story.ask("GET", f"{W}/snapshot")

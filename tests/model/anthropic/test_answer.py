@@ -1,4 +1,4 @@
-"""What Anthropic streams, and the events it becomes."""
+"""Anthropic streams parsed into model events."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -49,12 +49,12 @@ def read(chunks: Iterable[bytes]) -> list[ModelEvent | str]:
     return provider.read(AnthropicAnswer(PEER), chunks)
 
 
-def told(sent: bytes) -> list[ModelEvent | str]:
+def read_merged(sent: bytes) -> list[ModelEvent | str]:
     return merged(read(iter([sent])))
 
 
 def merged(events: list[ModelEvent | str]) -> list[ModelEvent | str]:
-    """The same events, with neighbours of one kind told together."""
+    """Return the same events with adjacent deltas of one kind joined."""
     found: list[ModelEvent | str] = []
     for now in events:
         match (found[-1] if found else None), now:
@@ -90,7 +90,7 @@ RICH_EVENTS = [
 ]
 
 
-async def test_an_answer_with_everything_is_told_in_its_order() -> None:
+async def test_an_answer_with_all_kinds_of_content_is_read_in_order() -> None:
     assert merged([*await answer_to(stream(RICH))]) == RICH_EVENTS
 
 
@@ -125,21 +125,21 @@ async def test_an_answer_with_everything_is_told_in_its_order() -> None:
         text(0, "a") + finish(None) + finish("stop_sequence") + STOP,
     ],
 )
-def test_what_nobody_has_heard_of_is_passed_over(sent: bytes) -> None:
-    assert told(sent) == [TextDelta("a"), END_TURN]
+def test_unknown_and_unusual_events_are_ignored(sent: bytes) -> None:
+    assert read_merged(sent) == [TextDelta("a"), END_TURN]
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "expected"),
     [(rb"a\ud83d", "a\ufffd"), (rb"\ud83d\ude00", "😀"), (b"a\xffb", "a\ufffdb")],
 )
-def test_characters_that_are_broken_are_replaced(raw: bytes, said: str) -> None:
+def test_invalid_characters_are_replaced(raw: bytes, expected: str) -> None:
     line = delta(0, "text_delta", text="HERE").replace(b"HERE", raw)
-    assert told(line + END) == [TextDelta(said), END_TURN]
+    assert read_merged(line + END) == [TextDelta(expected), END_TURN]
 
 
 @pytest.mark.parametrize(
-    ("reason", "told_as"),
+    ("reason", "expected"),
     [
         ("end_turn", "end_turn"),
         ("stop_sequence", "end_turn"),
@@ -151,14 +151,16 @@ def test_characters_that_are_broken_are_replaced(raw: bytes, said: str) -> None:
         ("something new", "unknown"),
     ],
 )
-def test_every_reason_to_stop_has_a_word_of_ours(reason: str, told_as: StopReason) -> None:
-    assert told(finish(reason) + STOP) == [AnswerDone(told_as, NOTHING)]
+def test_every_stop_reason_is_translated(reason: str, expected: StopReason) -> None:
+    assert read_merged(finish(reason) + STOP) == [AnswerDone(expected, NOTHING)]
 
 
-def test_an_end_with_calls_is_one_that_waits_for_results() -> None:
-    assert told(call(0, "a", "ls") + END)[-1] == AnswerDone("tool_use", NOTHING)
-    assert told(call(0, "a", "ls") + finish("max_tokens"))[-1] == AnswerDone("max_tokens", NOTHING)
-    assert told(call(0, "a", "ls") + STOP)[-1] == AnswerDone("tool_use")
+def test_an_answer_that_ends_with_calls_has_the_reason_tool_use() -> None:
+    assert read_merged(call(0, "a", "ls") + END)[-1] == AnswerDone("tool_use", NOTHING)
+    assert read_merged(call(0, "a", "ls") + finish("max_tokens"))[-1] == AnswerDone(
+        "max_tokens", NOTHING
+    )
+    assert read_merged(call(0, "a", "ls") + STOP)[-1] == AnswerDone("tool_use")
 
 
 # --- usage
@@ -177,36 +179,36 @@ def test_an_end_with_calls_is_one_that_waits_for_results() -> None:
         (event("message_start", message=None), None),
     ],
 )
-def test_tokens_are_counted_over_the_whole_answer(sent: bytes, usage: TokenUsage | None) -> None:
+def test_usage_is_counted_over_the_whole_answer(sent: bytes, usage: TokenUsage | None) -> None:
     stopped = event("message_delta", delta={"stop_reason": "end_turn"})
-    assert told(sent + stopped + STOP) == [AnswerDone("end_turn", usage)]
+    assert read_merged(sent + stopped + STOP) == [AnswerDone("end_turn", usage)]
 
 
 # --- calls
 
 
-def test_arguments_that_come_with_the_beginning_are_told_once() -> None:
+def test_arguments_in_the_start_event_are_used_only_without_deltas() -> None:
     whole = begin(0, "tool_use", id="a", name="ls", input={"path": "."})
     pieces = delta(0, "input_json_delta", partial_json='{"path":"x"}')
     began = CallStarted(0, "a", "ls")
     done = AnswerDone("tool_use", NOTHING)
-    assert told(whole + end(0) + END) == [began, CallDelta(0, '{"path":"."}'), done]
-    assert told(whole + END) == [began, CallDelta(0, '{"path":"."}'), done]
-    assert told(whole + pieces + end(0) + END) == [began, CallDelta(0, '{"path":"x"}'), done]
+    assert read_merged(whole + end(0) + END) == [began, CallDelta(0, '{"path":"."}'), done]
+    assert read_merged(whole + END) == [began, CallDelta(0, '{"path":"."}'), done]
+    assert read_merged(whole + pieces + end(0) + END) == [began, CallDelta(0, '{"path":"x"}'), done]
 
 
-def test_a_call_without_arguments_is_a_call() -> None:
-    assert told(call(0, "a", "ls", "") + END) == [
+def test_a_call_without_arguments_is_read() -> None:
+    assert read_merged(call(0, "a", "ls", "") + END) == [
         CallStarted(0, "a", "ls"),
         AnswerDone("tool_use", NOTHING),
     ]
-    assert told(begin(0, "tool_use") + END) == [
+    assert read_merged(begin(0, "tool_use") + END) == [
         CallStarted(0, "", ""),
         AnswerDone("tool_use", NOTHING),
     ]
 
 
-def test_pieces_of_calls_that_take_turns_are_told_apart_by_their_index() -> None:
+def test_interleaved_calls_are_separated_by_their_index() -> None:
     sent = (
         begin(1, "tool_use", id="a", name="f", input={})
         + begin(2, "tool_use", id="b", name="g", input={})
@@ -214,7 +216,7 @@ def test_pieces_of_calls_that_take_turns_are_told_apart_by_their_index() -> None
         + delta(1, "input_json_delta", partial_json="{}")
         + delta(2, "input_json_delta", partial_json="}")
     )
-    assert told(sent + END) == [
+    assert read_merged(sent + END) == [
         CallStarted(0, "a", "f"),
         CallStarted(1, "b", "g"),
         CallDelta(1, "{"),
@@ -224,9 +226,9 @@ def test_pieces_of_calls_that_take_turns_are_told_apart_by_their_index() -> None
     ]
 
 
-def test_a_second_call_at_the_same_index_is_a_second_call() -> None:
+def test_a_second_call_at_the_same_index_is_a_new_call() -> None:
     whole = begin(0, "tool_use", id="a", name="f", input={"x": 1})
-    assert told(whole + whole + END) == [
+    assert read_merged(whole + whole + END) == [
         CallStarted(0, "a", "f"),
         CallDelta(0, '{"x":1}'),
         CallStarted(1, "a", "f"),
@@ -235,7 +237,7 @@ def test_a_second_call_at_the_same_index_is_a_second_call() -> None:
     ]
 
 
-# --- trouble
+# --- failures
 
 
 @pytest.mark.parametrize(
@@ -249,57 +251,57 @@ def test_a_second_call_at_the_same_index_is_a_second_call() -> None:
         b'data: {"x":' + b"[" * 100_000 + b"\n",
     ],
 )
-async def test_a_line_that_makes_no_sense_is_a_failure_that_stays(line: bytes) -> None:
+async def test_an_invalid_line_is_a_permanent_failure(line: bytes) -> None:
     failure = await failure_of(stream(text(0, "a") + line + END))
     assert failure.title == "Unreadable answer"
-    assert "acme sent a line that is no part of an answer" in failure.message
+    assert "acme sent a line that is not part of an answer" in failure.message
     assert len(failure.message) < 2200
     assert not failure.transient
 
 
-BROKEN_OFF = "The provider reported an error"
+REPORTED = "The provider reported an error"
 
 
 @pytest.mark.parametrize(
-    ("fields", "title", "said", "transient"),
+    ("fields", "title", "message", "transient"),
     [
-        ({"error": {"type": "overloaded_error", "message": "busy"}}, BROKEN_OFF, "busy", True),
-        ({"error": {"type": "api_error", "message": "oops"}}, BROKEN_OFF, "oops", True),
-        ({"error": {"type": "timeout_error", "message": "late"}}, BROKEN_OFF, "late", True),
+        ({"error": {"type": "overloaded_error", "message": "busy"}}, REPORTED, "busy", True),
+        ({"error": {"type": "api_error", "message": "oops"}}, REPORTED, "oops", True),
+        ({"error": {"type": "timeout_error", "message": "late"}}, REPORTED, "late", True),
         (
             {"error": {"type": "rate_limit_error", "message": "slow down"}},
             "Too many requests",
             "slow down",
             True,
         ),
-        ({"error": {"type": "invalid_request_error", "message": "bad"}}, BROKEN_OFF, "bad", False),
+        ({"error": {"type": "invalid_request_error", "message": "bad"}}, REPORTED, "bad", False),
         (
             {"error": {"type": "invalid_request_error", "message": "prompt is too long: 9 > 8"}},
             "The conversation is too long",
             "prompt is too long",
             False,
         ),
-        ({"error": "just words"}, BROKEN_OFF, "just words", False),
-        ({"message": "no object"}, BROKEN_OFF, "no object", False),
-        ({}, BROKEN_OFF, "it does not say why", False),
+        ({"error": "just words"}, REPORTED, "just words", False),
+        ({"message": "no object"}, REPORTED, "no object", False),
+        ({}, REPORTED, "no details", False),
     ],
 )
 async def test_an_error_inside_the_stream_is_a_failure(
-    fields: dict[str, Json], title: str, said: str, *, transient: bool
+    fields: dict[str, Json], title: str, message: str, *, transient: bool
 ) -> None:
     failure = await failure_of(stream(text(0, "a") + event("error", **fields)))
     assert (failure.title, failure.transient) == (title, transient)
-    assert said in failure.message
+    assert message in failure.message
 
 
 @pytest.mark.parametrize("sent", [b"\n", start(), text(0, "a"), text(0, "a") + finish()[:-9]])
-async def test_a_stream_that_ends_without_a_reason_was_cut(sent: bytes) -> None:
+async def test_a_stream_that_ends_without_a_stop_reason_was_cut(sent: bytes) -> None:
     failure = await failure_of(stream(sent))
     assert failure.title == "The stream was cut"
     assert failure.transient
 
 
-# --- however the bytes were cut
+# --- chunk boundaries
 
 
 MESSY = (
@@ -322,8 +324,8 @@ def pieces(sent: bytes, places: list[int]) -> Iterator[bytes]:
 
 @contract("MODEL-1")
 @pytest.mark.parametrize("sent", SAMPLES, ids=["rich", "rich crlf", "messy", "messy crlf"])
-def test_a_cut_at_any_place_gives_the_same_events(sent: bytes) -> None:
-    whole = told(sent)
+def test_a_split_at_any_byte_gives_the_same_events(sent: bytes) -> None:
+    whole = read_merged(sent)
     assert isinstance(whole[-1], AnswerDone)
     for place in range(len(sent) + 1):
         assert merged(read(pieces(sent, [place]))) == whole, place
@@ -333,13 +335,13 @@ def test_a_cut_at_any_place_gives_the_same_events(sent: bytes) -> None:
 @contract("MODEL-1")
 @pytest.mark.parametrize("ending", [b"", STOP, b"data: {\n" + STOP, b"data: {"])
 @given(places=st.lists(st.integers(0, len(MESSY)), max_size=60))
-def test_any_cuts_of_the_bytes_give_the_same_events(ending: bytes, places: list[int]) -> None:
+def test_any_splits_of_the_bytes_give_the_same_events(ending: bytes, places: list[int]) -> None:
     sent = MESSY + ending
-    assert merged(read(pieces(sent, places))) == told(sent)
+    assert merged(read(pieces(sent, places))) == read_merged(sent)
 
 
 @pytest.mark.parametrize("sent", SAMPLES, ids=["rich", "rich crlf", "messy", "messy crlf"])
-def test_a_stream_that_ends_anywhere_gives_a_prefix_of_its_events(sent: bytes) -> None:
+def test_a_stream_cut_anywhere_gives_a_prefix_of_its_events(sent: bytes) -> None:
     whole = read(iter([sent]))
     for length in range(len(sent)):
         *events, last = read(iter([sent[:length]]))
@@ -348,7 +350,7 @@ def test_a_stream_that_ends_anywhere_gives_a_prefix_of_its_events(sent: bytes) -
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_crash_it(sent: bytes) -> None:
+def test_any_bytes_are_parsed_without_a_crash(sent: bytes) -> None:
     assert read(iter([b"data:" + sent]))
 
 
@@ -403,5 +405,5 @@ KINDS = [
         max_size=4,
     )
 )
-def test_no_json_crashes_it(values: list[Json]) -> None:
+def test_any_json_is_parsed_without_a_crash(values: list[Json]) -> None:
     assert read(b"data: " + json.dumps(value).encode() + b"\n" for value in values)

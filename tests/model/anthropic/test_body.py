@@ -1,10 +1,10 @@
-"""What Anthropic is asked for, and in which words."""
+"""The body of a request to Anthropic."""
 
 import json
 
 import pytest
 
-from culm.model.anthropic.body import ModelHabits, encode_body, habits_of
+from culm.model.anthropic.body import ModelTraits, encode_body, traits_of
 from culm.model.base import ModelRequest, ProviderAccess, ToolSpec
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
@@ -19,14 +19,14 @@ from culm.wire.messages import (
     ToolResult,
     ToolResultPart,
 )
-from tests.model.anthropic_messages import said
+from tests.model.anthropic_messages import make_message
 from tests.model.anthropic_shapes import INFO, MODEL
 
 OLD, NEW = MODEL, "claude-opus-5-5"
 MARK = {"cache_control": {"type": "ephemeral"}}
 
 
-HELLO = said("user", "hello")
+HELLO = make_message("user", "hello")
 
 
 def body(
@@ -43,8 +43,10 @@ def body(
     return json.loads(encode_body(request, access or ProviderAccess(), info))
 
 
-def asked(model_id: str = OLD, *, can_reason: bool = True, **settings: Json) -> dict[str, Json]:
-    """What is asked for besides the conversation."""
+def parameters_for(
+    model_id: str = OLD, *, can_reason: bool = True, **settings: Json
+) -> dict[str, Json]:
+    """Return the body of a request without its conversation."""
     found = body(
         settings=SelectedModel(provider="acme", **settings),
         info=ModelInfo(id=model_id, can_reason=can_reason),
@@ -52,16 +54,16 @@ def asked(model_id: str = OLD, *, can_reason: bool = True, **settings: Json) -> 
     return {k: v for k, v in found.items() if k not in ("model", "stream", "messages")}
 
 
-def test_a_request_is_told_with_marks_where_caches_end() -> None:
+def test_a_request_marks_the_ends_of_its_cached_parts() -> None:
     ls = ToolSpec("ls", "List files.", {"type": "object", "properties": {}})
     view = ToolSpec("view", "Show a file.", {"type": "object"})
     assert body(
-        said("system", "and kind"),
-        said("user", "one"),
-        said("assistant", "1"),
-        said("user", "two", "three"),
-        said("assistant", "2"),
-        said("user", "four"),
+        make_message("system", "and kind"),
+        make_message("user", "one"),
+        make_message("assistant", "1"),
+        make_message("user", "two", "three"),
+        make_message("assistant", "2"),
+        make_message("user", "four"),
         system="be brief",
         tools=(ls, view),
     ) == {
@@ -97,24 +99,24 @@ def test_a_request_is_told_with_marks_where_caches_end() -> None:
     }
 
 
-def test_a_request_without_tools_names_those_that_were_called_and_forbids_them() -> None:
+def test_a_request_without_tools_declares_the_called_ones_and_forbids_them() -> None:
     calls = [
         ToolCallPart(ToolCall(f"c{n}", name, "{}")) for n, name in enumerate(["ls", "ls", "x"])
     ]
     results = [ToolResultPart(ToolResult(f"c{n}", content="done")) for n in range(3)]
-    found = body(HELLO, said("assistant", *calls), said("tool", *results))
-    gone = {"description": "No longer there.", "input_schema": {"type": "object"}}
+    found = body(HELLO, make_message("assistant", *calls), make_message("tool", *results))
+    gone = {"description": "No longer available.", "input_schema": {"type": "object"}}
     assert found["tools"] == [{"name": "ls", **gone}, {"name": "x", **gone, **MARK}]
     assert found["tool_choice"] == {"type": "none"}
 
 
-def test_half_a_surrogate_pair_does_not_stop_a_request() -> None:
-    assert body(said("user", "a\ud83d"))["messages"] == [
+def test_an_unpaired_surrogate_is_replaced() -> None:
+    assert body(make_message("user", "a\ud83d"))["messages"] == [
         {"role": "user", "content": [{"type": "text", "text": "a\ufffd", **MARK}]}
     ]
 
 
-# --- how much it may write
+# --- the length of an answer
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_half_a_surrogate_pair_does_not_stop_a_request() -> None:
         (None, None, 0, 8192),
     ],
 )
-def test_an_answer_has_always_a_bound(
+def test_every_request_has_a_max_tokens(
     of_request: int | None, of_settings: int | None, of_model: int, sent: int
 ) -> None:
     settings = SelectedModel() if of_settings is None else SelectedModel(max_tokens=of_settings)
@@ -135,30 +137,30 @@ def test_an_answer_has_always_a_bound(
     assert body(settings=settings, info=info, max_tokens=of_request)["max_tokens"] == sent
 
 
-# --- how it samples, and how it thinks
+# --- sampling and thinking
 
 
 @pytest.mark.parametrize(
-    ("model_id", "habits"),
+    ("model_id", "traits"),
     [
-        ("claude-3-7-sonnet-20250219", ModelHabits(adapts=False, samples=True)),
-        ("claude-instant-1.2", ModelHabits(adapts=False, samples=True)),
-        ("claude-opus-4-20250514", ModelHabits(adapts=False, samples=True)),
-        ("claude-haiku-4-5-20251001", ModelHabits(adapts=False, samples=True)),
-        ("claude-sonnet-4-6", ModelHabits(adapts=True, samples=True)),
-        ("us.anthropic.claude-opus-4-6-v1:0", ModelHabits(adapts=True, samples=True)),
-        ("claude-opus-4-7", ModelHabits(adapts=True, samples=False)),
-        ("anthropic/claude-opus-4.8", ModelHabits(adapts=True, samples=False)),
-        ("claude-sonnet-5", ModelHabits(adapts=True, samples=False)),
-        ("Claude-Fable-5-1", ModelHabits(adapts=True, samples=False)),
-        ("claude-opus-10", ModelHabits(adapts=True, samples=False)),
-        ("claude-mythos-preview", ModelHabits(adapts=True, samples=False)),
-        ("glm-4.7", ModelHabits(adapts=False, samples=True)),
-        ("", ModelHabits(adapts=False, samples=True)),
+        ("claude-3-7-sonnet-20250219", ModelTraits(adapts=False, samples=True)),
+        ("claude-instant-1.2", ModelTraits(adapts=False, samples=True)),
+        ("claude-opus-4-20250514", ModelTraits(adapts=False, samples=True)),
+        ("claude-haiku-4-5-20251001", ModelTraits(adapts=False, samples=True)),
+        ("claude-sonnet-4-6", ModelTraits(adapts=True, samples=True)),
+        ("us.anthropic.claude-opus-4-6-v1:0", ModelTraits(adapts=True, samples=True)),
+        ("claude-opus-4-7", ModelTraits(adapts=True, samples=False)),
+        ("anthropic/claude-opus-4.8", ModelTraits(adapts=True, samples=False)),
+        ("claude-sonnet-5", ModelTraits(adapts=True, samples=False)),
+        ("Claude-Fable-5-1", ModelTraits(adapts=True, samples=False)),
+        ("claude-opus-10", ModelTraits(adapts=True, samples=False)),
+        ("claude-mythos-preview", ModelTraits(adapts=True, samples=False)),
+        ("glm-4.7", ModelTraits(adapts=False, samples=True)),
+        ("", ModelTraits(adapts=False, samples=True)),
     ],
 )
-def test_a_model_is_asked_as_its_age_demands(model_id: str, habits: ModelHabits) -> None:
-    assert habits_of(model_id) == habits
+def test_the_traits_of_a_model_follow_from_its_version(model_id: str, traits: ModelTraits) -> None:
+    assert traits_of(model_id) == traits
 
 
 @pytest.mark.parametrize(
@@ -171,10 +173,10 @@ def test_a_model_is_asked_as_its_age_demands(model_id: str, habits: ModelHabits)
         (NEW, {"temperature": 0.5, "top_p": 0.9, "top_k": 3}, {}),
     ],
 )
-def test_sampling_is_told_to_those_who_take_it(
+def test_sampling_settings_are_sent_only_to_models_that_accept_them(
     model_id: str, settings: dict[str, Json], sent: dict[str, Json]
 ) -> None:
-    assert asked(model_id, **settings) == {"max_tokens": 8192, **sent}
+    assert parameters_for(model_id, **settings) == {"max_tokens": 8192, **sent}
 
 
 def enabled(budget: int, max_tokens: int) -> dict[str, Json]:
@@ -204,7 +206,7 @@ def enabled(budget: int, max_tokens: int) -> dict[str, Json]:
 def test_an_old_model_thinks_within_a_budget(
     settings: dict[str, Json], sent: dict[str, Json]
 ) -> None:
-    assert asked(OLD, **settings) == sent
+    assert parameters_for(OLD, **settings) == sent
 
 
 ADAPTIVE = {"max_tokens": 8192, "thinking": {"type": "adaptive", "display": "summarized"}}
@@ -220,18 +222,16 @@ ADAPTIVE = {"max_tokens": 8192, "thinking": {"type": "adaptive", "display": "sum
         ({}, {"max_tokens": 8192}),
     ],
 )
-def test_a_new_model_is_told_the_effort_only(
-    settings: dict[str, Json], sent: dict[str, Json]
-) -> None:
-    assert asked(NEW, **settings) == sent
+def test_a_new_model_gets_only_the_effort(settings: dict[str, Json], sent: dict[str, Json]) -> None:
+    assert parameters_for(NEW, **settings) == sent
 
 
-def test_only_a_person_makes_a_model_think_that_is_not_known_to() -> None:
-    assert asked(can_reason=False, reasoning_effort="high") == {"max_tokens": 8192}
-    assert asked(can_reason=False, think=True) == enabled(10_240, 18_432)
+def test_a_model_not_known_to_reason_thinks_only_if_the_user_sets_it() -> None:
+    assert parameters_for(can_reason=False, reasoning_effort="high") == {"max_tokens": 8192}
+    assert parameters_for(can_reason=False, think=True) == enabled(10_240, 18_432)
 
 
-def test_settings_then_the_access_go_over_our_body() -> None:
+def test_settings_then_the_access_override_the_body() -> None:
     options: dict[str, Json] = {"max_tokens": 1, "metadata": {"user_id": "u"}, "model": "mine"}
     found = body(
         settings=SelectedModel(max_tokens=5, provider_options=options),
@@ -255,11 +255,11 @@ def thought(signature: str) -> ReasoningPart:
 
 
 def step(n: int, *before: Part) -> list[Message]:
-    """One call of the model, and its result."""
+    """Return one call of the model and its result."""
     call = ToolCallPart(ToolCall(f"c{n}", "ls", "{}"))
     return [
-        said("assistant", *before, call),
-        said("tool", ToolResultPart(ToolResult(f"c{n}", "ls", "a.txt"))),
+        make_message("assistant", *before, call),
+        make_message("tool", ToolResultPart(ToolResult(f"c{n}", "ls", "a.txt"))),
     ]
 
 
@@ -276,16 +276,18 @@ def step(n: int, *before: Part) -> list[Message]:
         pytest.param(
             [HELLO, *step(1, thought("a")), *step(2, thought("b"))], True, id="in both steps"
         ),
-        pytest.param([HELLO, *step(1), said("assistant", "done"), HELLO], True, id="a new turn"),
+        pytest.param(
+            [HELLO, *step(1), make_message("assistant", "done"), HELLO], True, id="a new turn"
+        ),
         pytest.param([HELLO, *step(1), HELLO], False, id="results that come with a question"),
         pytest.param(
-            [HELLO, said("assistant", "first words"), *step(1, thought("sig"))],
+            [HELLO, make_message("assistant", "first words"), *step(1, thought("sig"))],
             False,
             id="words before the thinking",
         ),
     ],
 )
-def test_a_budget_is_not_asked_for_in_a_turn_that_did_not_think(
+def test_no_thinking_budget_is_sent_in_a_turn_that_started_without_thinking(
     messages: list[Message], *, thinks: bool
 ) -> None:
     settings = SelectedModel(provider="acme", think=True, temperature=0.5)

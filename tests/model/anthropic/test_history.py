@@ -1,4 +1,4 @@
-"""How a conversation is told to Anthropic, so that it is never refused."""
+"""The messages sent to Anthropic, which must never violate its rules."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -29,7 +29,16 @@ from culm.wire.messages import (
     ToolResult,
     ToolResultPart,
 )
-from tests.model.anthropic_messages import answered, body, call, result, said, told, used, words
+from tests.model.anthropic_messages import (
+    body,
+    call,
+    make_message,
+    result,
+    sent_messages,
+    text_block,
+    tool_result_block,
+    tool_use_block,
+)
 from tests.model.anthropic_rules import faults
 from tests.model.anthropic_shapes import INFO, MODEL
 from tests.support import contract
@@ -42,10 +51,10 @@ NO_RESULT = "[This call has no result.]"
 GO_ON: Json = {"role": "user", "content": [{"type": "text", "text": "Go on."}]}
 
 
-def test_a_conversation_with_calls_is_told_by_turns() -> None:
-    assert told(
-        said("user", "what is here?"),
-        said(
+def test_a_conversation_with_calls_is_sent_as_alternating_turns() -> None:
+    assert sent_messages(
+        make_message("user", "what is here?"),
+        make_message(
             "assistant",
             ReasoningPart(Reasoning("let me look")),
             "I look.",
@@ -53,24 +62,31 @@ def test_a_conversation_with_calls_is_told_by_turns() -> None:
             call("c2"),
             FinishPart(Finish("tool_use", 1)),
         ),
-        said("tool", result("c1", "a.txt")),
-        said("tool", result("c2", "no path", is_error=True)),
-        said("user", "and quickly"),
-        said("assistant", "A file.", FinishPart(Finish("end_turn", 2))),
-        said("user", "thanks"),
+        make_message("tool", result("c1", "a.txt")),
+        make_message("tool", result("c2", "no path", is_error=True)),
+        make_message("user", "and quickly"),
+        make_message("assistant", "A file.", FinishPart(Finish("end_turn", 2))),
+        make_message("user", "thanks"),
     ) == [
-        {"role": "user", "content": [words("what is here?")]},
-        {"role": "assistant", "content": [words("I look."), used("c1", path="."), used("c2")]},
+        {"role": "user", "content": [text_block("what is here?")]},
+        {
+            "role": "assistant",
+            "content": [
+                text_block("I look."),
+                tool_use_block("c1", path="."),
+                tool_use_block("c2"),
+            ],
+        },
         {
             "role": "user",
             "content": [
-                answered("c1", "a.txt"),
-                answered("c2", "no path", is_error=True),
-                words("and quickly"),
+                tool_result_block("c1", "a.txt"),
+                tool_result_block("c2", "no path", is_error=True),
+                text_block("and quickly"),
             ],
         },
-        {"role": "assistant", "content": [words("A file.")]},
-        {"role": "user", "content": [words("thanks")]},
+        {"role": "assistant", "content": [text_block("A file.")]},
+        {"role": "user", "content": [text_block("thanks")]},
     ]
 
 
@@ -78,128 +94,154 @@ def test_a_conversation_with_calls_is_told_by_turns() -> None:
     ("messages", "expected"),
     [
         pytest.param([], [GO_ON], id="nothing"),
-        pytest.param([said("system", "be kind")], [GO_ON], id="only the system"),
+        pytest.param([make_message("system", "be kind")], [GO_ON], id="only the system"),
         pytest.param(
-            [said("assistant", "hi")],
+            [make_message("assistant", "hi")],
             [
                 {
                     "role": "user",
-                    "content": [words("[The beginning of this conversation is missing.]")],
+                    "content": [text_block("[The beginning of this conversation is missing.]")],
                 },
-                {"role": "assistant", "content": [words("hi")]},
+                {"role": "assistant", "content": [text_block("hi")]},
                 GO_ON,
             ],
             id="begins and ends with an answer",
         ),
         pytest.param(
-            [said("user", "a"), said("user", "b")],
-            [{"role": "user", "content": [words("a"), words("b")]}],
+            [make_message("user", "a"), make_message("user", "b")],
+            [{"role": "user", "content": [text_block("a"), text_block("b")]}],
             id="two questions",
         ),
         pytest.param(
-            [said("user", "hello"), said("assistant", "a"), said("assistant", "b")],
-            [HELLO, {"role": "assistant", "content": [words("a"), words("b")]}, GO_ON],
+            [
+                make_message("user", "hello"),
+                make_message("assistant", "a"),
+                make_message("assistant", "b"),
+            ],
+            [HELLO, {"role": "assistant", "content": [text_block("a"), text_block("b")]}, GO_ON],
             id="two answers",
         ),
         pytest.param(
-            [said("user", "a"), said("assistant", " \n"), said("user", "", "  ", "b")],
-            [{"role": "user", "content": [words("a"), words("b")]}],
+            [
+                make_message("user", "a"),
+                make_message("assistant", " \n"),
+                make_message("user", "", "  ", "b"),
+            ],
+            [{"role": "user", "content": [text_block("a"), text_block("b")]}],
             id="empty words",
         ),
         pytest.param(
-            [said("user", "hello"), said("tool", result("never called")), said("tool")],
+            [
+                make_message("user", "hello"),
+                make_message("tool", result("never called")),
+                make_message("tool"),
+            ],
             [HELLO],
             id="a result without a call",
         ),
         pytest.param(
-            [said("user", "hello"), *[said("assistant", call("c"))] * 2],
+            [make_message("user", "hello"), *[make_message("assistant", call("c"))] * 2],
             [
                 HELLO,
-                {"role": "assistant", "content": [used("c")]},
-                {"role": "user", "content": [answered("c", NO_RESULT, is_error=True)]},
-                {"role": "assistant", "content": [used("c_2")]},
-                {"role": "user", "content": [answered("c_2", NO_RESULT, is_error=True)]},
+                {"role": "assistant", "content": [tool_use_block("c")]},
+                {"role": "user", "content": [tool_result_block("c", NO_RESULT, is_error=True)]},
+                {"role": "assistant", "content": [tool_use_block("c_2")]},
+                {"role": "user", "content": [tool_result_block("c_2", NO_RESULT, is_error=True)]},
             ],
             id="calls without a result",
         ),
         pytest.param(
-            [said("user", "hello"), said("assistant", call("c")), *[said("tool", result("c"))] * 2],
+            [
+                make_message("user", "hello"),
+                make_message("assistant", call("c")),
+                *[make_message("tool", result("c"))] * 2,
+            ],
             [
                 HELLO,
-                {"role": "assistant", "content": [used("c")]},
-                {"role": "user", "content": [answered("c")]},
+                {"role": "assistant", "content": [tool_use_block("c")]},
+                {"role": "user", "content": [tool_result_block("c")]},
             ],
             id="a result twice",
         ),
         pytest.param(
             [
-                said("user", "hello"),
-                said("assistant", call("c")),
-                said("tool", result("c")),
-                said("assistant", call("d")),
-                said("user", "wait"),
-                said("tool", result("d")),
+                make_message("user", "hello"),
+                make_message("assistant", call("c")),
+                make_message("tool", result("c")),
+                make_message("assistant", call("d")),
+                make_message("user", "wait"),
+                make_message("tool", result("d")),
             ],
             [
                 HELLO,
-                {"role": "assistant", "content": [used("c")]},
-                {"role": "user", "content": [answered("c")]},
-                {"role": "assistant", "content": [used("d")]},
-                {"role": "user", "content": [answered("d"), words("wait")]},
+                {"role": "assistant", "content": [tool_use_block("c")]},
+                {"role": "user", "content": [tool_result_block("c")]},
+                {"role": "assistant", "content": [tool_use_block("d")]},
+                {"role": "user", "content": [tool_result_block("d"), text_block("wait")]},
             ],
             id="a result behind other words",
         ),
     ],
 )
-def test_a_history_of_any_shape_is_told_by_turns(
+def test_any_history_is_sent_as_alternating_turns(
     messages: list[Message], expected: list[Json]
 ) -> None:
-    assert told(*messages) == expected
+    assert sent_messages(*messages) == expected
 
 
-def test_every_call_has_an_id_of_its_own_that_can_be_spelled() -> None:
-    step = [said("assistant", call("a~"), call("a_"), call("ö:1"), call("")), said("tool")]
+def test_every_call_has_a_unique_valid_id() -> None:
+    step = [
+        make_message("assistant", call("a~"), call("a_"), call("ö:1"), call("")),
+        make_message("tool"),
+    ]
     for call_id in ("a~", "a_", "ö:1", ""):
         step[1].parts.append(result(call_id))
     ids = ["a_", "a__2", "__1", "call", "a__3", "a__4", "__1_2", "call_2"]
-    assert told(said("user", "hello"), *step, *step) == [
+    assert sent_messages(make_message("user", "hello"), *step, *step) == [
         HELLO,
-        {"role": "assistant", "content": [used(n) for n in ids[:4]]},
-        {"role": "user", "content": [answered(n) for n in ids[:4]]},
-        {"role": "assistant", "content": [used(n) for n in ids[4:]]},
-        {"role": "user", "content": [answered(n) for n in ids[4:]]},
+        {"role": "assistant", "content": [tool_use_block(n) for n in ids[:4]]},
+        {"role": "user", "content": [tool_result_block(n) for n in ids[:4]]},
+        {"role": "assistant", "content": [tool_use_block(n) for n in ids[4:]]},
+        {"role": "user", "content": [tool_result_block(n) for n in ids[4:]]},
     ]
 
 
 @pytest.mark.parametrize(
     ("name", "sent"), [("", "unknown"), ("a b.c", "a_b_c"), ("x" * 200, "x" * 128)]
 )
-def test_a_tool_that_nobody_has_is_named_as_far_as_it_can_be(name: str, sent: str) -> None:
-    found = told(
-        said("user", "hello"), said("assistant", call("c", name)), said("tool", result("c"))
+def test_an_invalid_tool_name_is_sanitized(name: str, sent: str) -> None:
+    found = sent_messages(
+        make_message("user", "hello"),
+        make_message("assistant", call("c", name)),
+        make_message("tool", result("c")),
     )
-    assert found[1]["content"] == [used("c", sent)]
+    assert found[1]["content"] == [tool_use_block("c", sent)]
 
 
 @pytest.mark.parametrize("broken", ["", "{", '{"a": 1', "[]", "null", "word", "{}{}", "[" * 99_999])
-def test_arguments_that_are_no_object_are_an_empty_one(broken: str) -> None:
-    step = said("assistant", call("c", arguments=broken)), said("tool", result("c"))
-    assert told(said("user", "hello"), *step)[1]["content"] == [used("c")]
+def test_arguments_that_are_not_an_object_become_an_empty_object(broken: str) -> None:
+    step = make_message("assistant", call("c", arguments=broken)), make_message("tool", result("c"))
+    assert sent_messages(make_message("user", "hello"), *step)[1]["content"] == [
+        tool_use_block("c")
+    ]
 
 
 @pytest.mark.parametrize("is_error", [False, True])
-def test_a_result_always_says_something(*, is_error: bool) -> None:
-    step = said("assistant", call("c")), said("tool", result("c", " ", is_error=is_error))
-    (block,) = told(said("user", "hello"), *step)[2]["content"]
+def test_an_empty_result_gets_a_placeholder(*, is_error: bool) -> None:
+    step = (
+        make_message("assistant", call("c")),
+        make_message("tool", result("c", " ", is_error=is_error)),
+    )
+    (block,) = sent_messages(make_message("user", "hello"), *step)[2]["content"]
     assert block["content"] == "[no output]"
 
 
 # --- attachments
 
 
-def test_attachments_and_commands_of_a_user_are_text_where_they_can_be() -> None:
-    (message,) = told(
-        said(
+def test_attachments_and_commands_are_sent_as_text_where_possible() -> None:
+    (message,) = sent_messages(
+        make_message(
             "user",
             "look",
             BinaryPart(Binary("notes.txt", "text/plain", b"gr\xc3\xbc\xc3\x9fe \xff")),
@@ -210,15 +252,19 @@ def test_attachments_and_commands_of_a_user_are_text_where_they_can_be() -> None
         )
     )
     assert message["content"] == [
-        words("look"),
-        words('<file path="notes.txt">\ngrüße \ufffd\n</file>'),
-        words(
+        text_block("look"),
+        text_block('<file path="notes.txt">\ngrüße \ufffd\n</file>'),
+        text_block(
             "I ran this command:\n<command>\nmake\n</command>\n"
             "<output>\nit broke\n</output>\n<exit_code>2</exit_code>"
         ),
-        words("[The file a.pdf (application/pdf) was left out: it is no text.]"),
-        words("[The image a.tiff (image/tiff) was left out: it is no JPEG, PNG, GIF or WebP.]"),
-        words("[The image none.png (image/png) was left out: it is no JPEG, PNG, GIF or WebP.]"),
+        text_block("[The file a.pdf (application/pdf) was left out: it is not text.]"),
+        text_block(
+            "[The image a.tiff (image/tiff) was left out: it is not JPEG, PNG, GIF or WebP.]"
+        ),
+        text_block(
+            "[The image none.png (image/png) was left out: it is not JPEG, PNG, GIF or WebP.]"
+        ),
     ]
 
 
@@ -226,7 +272,7 @@ IMAGE = {
     "type": "image",
     "source": {"type": "base64", "media_type": "image/png", "data": PNG_TEXT},
 }
-IMAGES = said(
+IMAGES = make_message(
     "user",
     BinaryPart(Binary("a.png", "image/png", PNG)),
     ImageUrlPart(ImageUrl(f"data:image/png;base64,{PNG_TEXT}")),
@@ -235,19 +281,19 @@ IMAGES = said(
 )
 
 
-def test_images_are_shown_to_a_model_that_sees() -> None:
-    assert told(IMAGES)[0]["content"] == [
+def test_images_are_sent_to_a_model_that_sees_images() -> None:
+    assert sent_messages(IMAGES)[0]["content"] == [
         IMAGE,
         IMAGE,
         {"type": "image", "source": {"type": "url", "url": "https://example.com/b.png"}},
-        words("[An image was left out: its address is not one of HTTPS.]"),
+        text_block("[An image was left out: its address is not HTTPS.]"),
     ]
 
 
-def test_images_are_named_to_a_model_that_does_not_see() -> None:
-    unseen = words("[An image was left out: this model sees no images.]")
-    assert told(IMAGES, info=BLIND)[0]["content"] == [
-        words("[The image a.png was left out: this model sees no images.]"),
+def test_images_are_replaced_by_a_note_for_a_model_that_sees_none() -> None:
+    unseen = text_block("[An image was left out: this model sees no images.]")
+    assert sent_messages(IMAGES, info=BLIND)[0]["content"] == [
+        text_block("[The image a.png was left out: this model sees no images.]"),
         *[unseen] * 3,
     ]
 
@@ -255,39 +301,42 @@ def test_images_are_named_to_a_model_that_does_not_see() -> None:
 @pytest.mark.parametrize(
     ("info", "mime_type", "is_error", "content"),
     [
-        (INFO, "image/png", False, [words("a plot"), IMAGE]),
-        (INFO, "image/png", True, [words("a plot")]),
-        (INFO, "application/pdf", False, [words("a plot")]),
+        (INFO, "image/png", False, [text_block("a plot"), IMAGE]),
+        (INFO, "image/png", True, [text_block("a plot")]),
+        (INFO, "application/pdf", False, [text_block("a plot")]),
         (
             BLIND,
             "image/png",
             False,
-            [words("a plot"), words("[An image was left out: this model sees no images.]")],
+            [
+                text_block("a plot"),
+                text_block("[An image was left out: this model sees no images.]"),
+            ],
         ),
     ],
 )
-def test_an_image_in_a_result_is_shown_where_it_may_be(
+def test_an_image_in_a_result_is_sent_only_where_it_is_allowed(
     info: ModelInfo, mime_type: str, content: list[Json], *, is_error: bool
 ) -> None:
     shown = ToolResult("c", "plot", "a plot", PNG_TEXT, mime_type, is_error=is_error)
-    step = said("assistant", call("c")), said("tool", ToolResultPart(shown))
-    (block,) = told(said("user", "hello"), *step, info=info)[2]["content"]
+    step = make_message("assistant", call("c")), make_message("tool", ToolResultPart(shown))
+    (block,) = sent_messages(make_message("user", "hello"), *step, info=info)[2]["content"]
     assert block["content"] == content
 
 
-# --- whatever the history, it is legal
+# --- any history gives a valid request
 
 ID = st.sampled_from(["a", "a~", "b", "ä", "call_1", ""])
 MIME = st.sampled_from(["image/png", "image/svg+xml", "text/plain", "application/pdf", ""])
-WORDS = st.text(st.sampled_from("ab \n"), max_size=3)
+SHORT_TEXTS = st.text(st.sampled_from("ab \n"), max_size=3)
 SIGNATURE = st.sampled_from(["", "sig", "\nredacted 0 0 0 x", "s\nthinking 1 1 1 t", "\nx"])
-TEXTS = st.builds(TextPart, st.builds(Text, WORDS))
+TEXTS = st.builds(TextPart, st.builds(Text, SHORT_TEXTS))
 URLS = st.sampled_from(["https://x/a.png", "http://x", f"data:image/png;base64,{PNG_TEXT}", "x"])
-SAID_BY_USER = st.one_of(
+USER_PARTS = st.one_of(
     TEXTS,
-    st.builds(BinaryPart, st.builds(Binary, WORDS, MIME, st.sampled_from([b"", PNG]))),
+    st.builds(BinaryPart, st.builds(Binary, SHORT_TEXTS, MIME, st.sampled_from([b"", PNG]))),
     st.builds(ImageUrlPart, st.builds(ImageUrl, URLS)),
-    st.builds(ShellCommandPart, st.builds(ShellCommand, WORDS, WORDS)),
+    st.builds(ShellCommandPart, st.builds(ShellCommand, SHORT_TEXTS, SHORT_TEXTS)),
 )
 CALLS = st.builds(
     ToolCallPart,
@@ -298,18 +347,18 @@ CALLS = st.builds(
         st.sampled_from(["", "{}", '{"a":1}', "[1]", '{"a']),
     ),
 )
-SAID_BY_MODEL = TEXTS | CALLS | st.builds(ReasoningPart, st.builds(Reasoning, WORDS, SIGNATURE))
+MODEL_PARTS = TEXTS | CALLS | st.builds(ReasoningPart, st.builds(Reasoning, SHORT_TEXTS, SIGNATURE))
 IMAGE_DATA = st.sampled_from(["", PNG_TEXT])
 RESULTS = st.builds(
     ToolResultPart,
     st.builds(
-        ToolResult, ID, content=WORDS, data=IMAGE_DATA, mime_type=MIME, is_error=st.booleans()
+        ToolResult, ID, content=SHORT_TEXTS, data=IMAGE_DATA, mime_type=MIME, is_error=st.booleans()
     ),
 )
 
 
-def once(parts: Sequence[Part]) -> list[Part]:
-    """Calls of one answer have different ids, as the loop sees to it."""
+def without_duplicate_calls(parts: Sequence[Part]) -> list[Part]:
+    """Keep one call per id: the run loop gives the calls of one answer different ids."""
     calls = {part.data.id: part for part in parts if isinstance(part, ToolCallPart)}
     return [p for p in parts if not isinstance(p, ToolCallPart)] + list(calls.values())
 
@@ -318,29 +367,38 @@ def once(parts: Sequence[Part]) -> list[Part]:
 def any_message(draw: st.DrawFn) -> Message:
     match draw(st.sampled_from(["user", "assistant", "tool", "system"])):
         case "user":
-            return said("user", *draw(st.lists(SAID_BY_USER, max_size=3)))
+            return make_message("user", *draw(st.lists(USER_PARTS, max_size=3)))
         case "assistant":
-            parts = once(draw(st.lists(SAID_BY_MODEL, max_size=5)))
-            return said("assistant", *parts, model=draw(st.sampled_from([MODEL, "another"])))
+            parts = without_duplicate_calls(draw(st.lists(MODEL_PARTS, max_size=5)))
+            return make_message(
+                "assistant", *parts, model=draw(st.sampled_from([MODEL, "another"]))
+            )
         case "tool":
-            return said("tool", *draw(st.lists(RESULTS, max_size=3)))
+            return make_message("tool", *draw(st.lists(RESULTS, max_size=3)))
         case _:
-            return said("system", draw(WORDS))
+            return make_message("system", draw(SHORT_TEXTS))
 
 
 @contract("INV-82")
 @given(messages=st.lists(any_message(), max_size=8), sees_images=st.booleans())
-def test_no_history_is_refused(messages: list[Message], *, sees_images: bool) -> None:
+def test_no_history_violates_the_rules_of_the_provider(
+    messages: list[Message], *, sees_images: bool
+) -> None:
     info = ModelInfo(id=MODEL, supports_attachments=sees_images)
     found = body(*messages, info=info, think=True, temperature=0.5)
     assert faults(found, sees_images=sees_images) == []
 
 
 @contract("INV-82")
-def test_thousands_of_calls_with_one_id_are_told_apart_and_each_has_its_own_result() -> None:
+def test_thousands_of_calls_with_one_id_get_unique_ids_and_their_results() -> None:
     times = 4000
-    turns = [said("assistant", call("call_0")), said("tool", result("call_0"))] * times
-    found = told(said("user", "go"), said("assistant", call("call_0_3")), *turns)
+    turns = [
+        make_message("assistant", call("call_0")),
+        make_message("tool", result("call_0")),
+    ] * times
+    found = sent_messages(
+        make_message("user", "go"), make_message("assistant", call("call_0_3")), *turns
+    )
     blocks = [message["content"][0] for message in found[1:]]
     calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
     results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]

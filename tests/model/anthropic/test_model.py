@@ -1,4 +1,4 @@
-"""The course of a request to Anthropic: what is sent, and how it ends, well or not."""
+"""A request to Anthropic: the HTTP request, its answer and its failures."""
 
 import traceback
 from collections.abc import AsyncGenerator
@@ -24,7 +24,7 @@ from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply as Scripted
 from culm.testing.script import Script, ScriptedCall, ScriptedUsage
 from culm.wire.config import SelectedModel
-from tests.model.anthropic_messages import said
+from tests.model.anthropic_messages import make_message
 from tests.model.anthropic_shapes import (
     END,
     MODEL,
@@ -51,29 +51,29 @@ from tests.model.provider import (
 )
 from tests.support import WAIT_S
 
-STALL_S = 0.5  # Only where somebody falls silent: a busy machine is slow, too.
+STALL_S = 0.5  # Only where the provider stops answering: a busy machine is slow, too.
 END_TURN = AnswerDone("end_turn", TokenUsage())
 
 
-# --- what is sent
+# --- the request
 
 
 async def test_a_request_carries_the_key_and_the_version() -> None:
     async with open_provider(stream(END)) as provider, open_model(provider.url) as model:
-        await ask(model, ModelRequest("be brief", [said("user", "hello")]))
-    asked = provider.asked[0]
-    assert asked.path == "/v1/messages"
+        await ask(model, ModelRequest("be brief", [make_message("user", "hello")]))
+    request = provider.requests[0]
+    assert request.path == "/v1/messages"
     names = ("x-api-key", "anthropic-version", "content-type", "accept", "accept-encoding")
-    assert {name: asked.headers[name] for name in names} == {
+    assert {name: request.headers[name] for name in names} == {
         "x-api-key": KEY,
         "anthropic-version": "2023-06-01",
         "content-type": "application/json",
         "accept": "text/event-stream",
         "accept-encoding": "identity",
     }
-    assert "authorization" not in asked.headers
+    assert "authorization" not in request.headers
     mark = {"cache_control": {"type": "ephemeral"}}
-    assert asked.body == {
+    assert request.body == {
         "model": MODEL,
         "stream": True,
         "max_tokens": 8192,
@@ -96,16 +96,16 @@ async def test_a_request_carries_the_key_and_the_version() -> None:
         ),
     ],
 )
-async def test_headers_of_the_access_go_over_ours(
+async def test_headers_of_the_access_override_ours(
     access: ProviderAccess, headers: dict[str, str]
 ) -> None:
     async with open_provider(stream(END)) as provider:
         url = provider.url.removesuffix("/v1")
-        there = ProviderAccess(base_url=url, api_key=access.api_key, headers=access.headers)
-        async with open_model("", access=there) as model:
+        target = ProviderAccess(base_url=url, api_key=access.api_key, headers=access.headers)
+        async with open_model("", access=target) as model:
             await ask(model)
-    assert provider.asked[0].path == "/v1/messages"
-    sent = provider.asked[0].headers
+    assert provider.requests[0].path == "/v1/messages"
+    sent = provider.requests[0].headers
     names = ("authorization", "x-api-key", "anthropic-beta")
     assert {name: sent[name] for name in names if name in sent} == headers
 
@@ -125,23 +125,25 @@ async def test_headers_of_the_access_go_over_ours(
         ("", ""),
     ],
 )
-def test_an_address_without_a_path_gets_the_usual_one(given: str, full: str) -> None:
+def test_an_address_without_a_path_gets_the_default_path(given: str, full: str) -> None:
     assert full_url(given) == full
 
 
-# --- how it ends
+# --- the end of an answer
 
 
 @pytest.mark.parametrize("then", ["keep", "hold", "close", "reset"])
 @pytest.mark.parametrize("ending", [finish(), finish() + STOP])
-async def test_an_answer_that_is_complete_needs_no_goodbye(ending: bytes, then: Then) -> None:
+async def test_a_complete_answer_does_not_wait_for_the_end_of_the_connection(
+    ending: bytes, then: Then
+) -> None:
     reply = Reply([STREAM_HEAD + chunk(text(0, "a") + ending)], then)
     stall_s = STALL_S if then in ("keep", "hold") else WAIT_S
     async with open_provider(reply) as provider, open_model(provider.url, stall_s=stall_s) as model:
         assert await ask(model) == [TextDelta("a"), END_TURN]
 
 
-async def test_a_connection_serves_again_after_a_whole_answer() -> None:
+async def test_a_connection_is_reused_after_a_complete_answer() -> None:
     replies = stream(text(0, "a") + END), stream(END)
     async with open_provider(*replies) as provider, open_model(provider.url) as model:
         assert await ask(model) == [TextDelta("a"), END_TURN]
@@ -149,14 +151,14 @@ async def test_a_connection_serves_again_after_a_whole_answer() -> None:
         assert provider.connections == 1
 
 
-async def test_bytes_that_come_one_by_one_are_an_answer() -> None:
+async def test_an_answer_is_read_byte_by_byte() -> None:
     sent = text(0, "ä🦆") + END
     assert await answer_to(
         Reply([STREAM_HEAD, *[chunk(sent[n : n + 1]) for n in range(len(sent))], b"0\r\n\r\n"])
     ) == [TextDelta("ä🦆"), END_TURN]
 
 
-async def test_a_provider_that_says_no_more_than_ping_is_given_up() -> None:
+async def test_a_provider_that_only_sends_a_ping_times_out() -> None:
     reply = Reply([STREAM_HEAD + chunk(event("ping"))], "hold")
     failure = await failure_of(reply, stall_s=0.05)
     assert failure.title == "The provider stopped answering"
@@ -186,7 +188,7 @@ async def test_a_provider_that_says_no_more_than_ping_is_given_up() -> None:
         ),
     ],
 )
-async def test_an_answer_that_is_none_has_its_title(
+async def test_a_response_that_is_not_an_answer_has_its_failure_title(
     reply: Reply, title: str, *, transient: bool
 ) -> None:
     failure = await failure_of(reply)
@@ -195,7 +197,7 @@ async def test_an_answer_that_is_none_has_its_title(
 
 @pytest.mark.parametrize("key", [KEY, f"Bearer {KEY}"])
 @pytest.mark.parametrize("place", ["error", "stream", "junk"])
-async def test_a_key_that_the_provider_echoes_is_not_shown(place: str, key: str) -> None:
+async def test_a_key_echoed_by_the_provider_is_not_shown(place: str, key: str) -> None:
     echo = f"bad key {KEY}"
     reply = {
         "error": refusal("401 Unauthorized", echo.encode()),
@@ -212,11 +214,11 @@ async def test_a_key_that_the_provider_echoes_is_not_shown(place: str, key: str)
     assert KEY not in f"{caught.value.title} {caught.value.message} {caught.value.hint} {logged}"
 
 
-# --- against the provider that other tests and other people's programs talk to
+# --- against the scripted provider
 
 
 @asynccontextmanager
-async def serving(reply: Scripted) -> AsyncGenerator[tuple[ModelServer, AnthropicModel]]:
+async def open_scripted(reply: Scripted) -> AsyncGenerator[tuple[ModelServer, AnthropicModel]]:
     is_slow = reply.delay_s or reply.stall_after is not None
     async with (
         open_model_server(Script([reply])) as server,
@@ -230,7 +232,7 @@ def arguments(events: list[ModelEvent], key: int) -> str:
 
 
 @pytest.mark.parametrize("interleave", [False, True])
-async def test_an_answer_with_everything_arrives_whole(*, interleave: bool) -> None:
+async def test_an_answer_with_all_kinds_of_content_is_complete(*, interleave: bool) -> None:
     reply = Scripted(
         reasoning="hm",
         deltas=["Hel", "lo"],
@@ -242,7 +244,7 @@ async def test_an_answer_with_everything_arrives_whole(*, interleave: bool) -> N
         usage=ScriptedUsage(input=10, output=4, cache_read=6, cache_write=3),
         unknown_event=True,
     )
-    async with serving(reply) as (server, model):
+    async with open_scripted(reply) as (server, model):
         events = await ask(model, ModelRequest("", [], settings=SelectedModel(think=True)))
     assert [e for e in joined(events) if not isinstance(e, CallDelta)] == [
         ReasoningDelta("hm"),
@@ -272,10 +274,10 @@ async def test_an_answer_with_everything_arrives_whole(*, interleave: bool) -> N
         (Scripted(body="<html></html>"), "Unreadable answer", False),
     ],
 )
-async def test_scripted_trouble_has_its_title(
+async def test_a_scripted_fault_has_its_failure_title(
     reply: Scripted, title: str, *, transient: bool
 ) -> None:
-    async with serving(reply) as (_, model):
+    async with open_scripted(reply) as (_, model):
         with pytest.raises(ModelFailed) as caught:
             await ask(model)
     assert (caught.value.title, caught.value.transient) == (title, transient)
@@ -297,15 +299,15 @@ async def test_scripted_trouble_has_its_title(
         ("odd", None, AnswerDone("unknown", None)),
     ],
 )
-async def test_scripted_endings_are_told(
+async def test_scripted_stop_reasons_and_usage_are_read(
     finish: str, usage: ScriptedUsage | None, done: AnswerDone
 ) -> None:
-    async with serving(Scripted(text="no", finish=finish, usage=usage)) as (_, model):
+    async with open_scripted(Scripted(text="no", finish=finish, usage=usage)) as (_, model):
         assert await ask(model) == [TextDelta("no"), done]
 
 
-async def test_the_server_sees_a_client_that_leaves() -> None:
-    async with serving(Scripted(tokens=5, stall_after=2)) as (server, model):
+async def test_closing_the_stream_disconnects_from_the_server() -> None:
+    async with open_scripted(Scripted(tokens=5, stall_after=2)) as (server, model):
         async with aclosing(model.stream(REQUEST)) as events:
             assert isinstance(await anext(events), TextDelta)
         await server.until_left(1)

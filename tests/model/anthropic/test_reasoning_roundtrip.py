@@ -1,4 +1,4 @@
-"""Thinking, from the answer it came in to the request it goes back with."""
+"""Thinking blocks are sent back exactly as they were received."""
 
 import json
 from typing import cast
@@ -22,7 +22,14 @@ from culm.wire.messages import (
     ToolCallPart,
 )
 from tests.model import anthropic_shapes as shapes
-from tests.model.anthropic_messages import call, result, said, told, used, words
+from tests.model.anthropic_messages import (
+    call,
+    make_message,
+    result,
+    sent_messages,
+    text_block,
+    tool_use_block,
+)
 from tests.model.anthropic_shapes import MODEL
 
 PEER = ProviderPeer("acme", "api.acme.example", MODEL)
@@ -36,31 +43,38 @@ def signed(signature: str = "sig") -> ReasoningPart:
 @pytest.mark.parametrize(
     ("answer", "content"),
     [
-        (said("assistant", signed(), call("c")), [THINKING, used("c")]),
-        (said("assistant", signed(""), call("c")), [used("c")]),
-        (said("assistant", signed(), call("c"), model="another"), [used("c")]),
-        (said("assistant", signed(), call("c"), provider="another"), [used("c")]),
-        (said("assistant", signed("sig\nof another adapter"), call("c")), [used("c")]),
+        (make_message("assistant", signed(), call("c")), [THINKING, tool_use_block("c")]),
+        (make_message("assistant", signed(""), call("c")), [tool_use_block("c")]),
+        (make_message("assistant", signed(), call("c"), model="another"), [tool_use_block("c")]),
+        (make_message("assistant", signed(), call("c"), provider="another"), [tool_use_block("c")]),
+        (
+            make_message("assistant", signed("sig\nof another adapter"), call("c")),
+            [tool_use_block("c")],
+        ),
     ],
 )
-def test_thinking_goes_back_to_the_model_that_signed_it(
+def test_thinking_is_sent_back_only_to_the_model_that_signed_it(
     answer: Message, content: list[Json]
 ) -> None:
-    found = told(said("user", "hello"), answer, said("tool", result("c")))
+    found = sent_messages(make_message("user", "hello"), answer, make_message("tool", result("c")))
     assert found[1]["content"] == content
 
 
-def test_thinking_goes_back_while_its_turn_goes_on() -> None:
-    step = said("assistant", signed(), call("c")), said("tool", result("c"))
-    found = told(
-        said("user", "hello"), *step, said("assistant", "done"), said("user", "again"), *step
+def test_thinking_is_sent_back_only_within_its_turn() -> None:
+    step = make_message("assistant", signed(), call("c")), make_message("tool", result("c"))
+    found = sent_messages(
+        make_message("user", "hello"),
+        *step,
+        make_message("assistant", "done"),
+        make_message("user", "again"),
+        *step,
     )
-    assert found[1]["content"] == [used("c")]
-    assert found[-2]["content"] == [THINKING, used("c_2")]
+    assert found[1]["content"] == [tool_use_block("c")]
+    assert found[-2]["content"] == [THINKING, tool_use_block("c_2")]
 
 
-def kept(sent: bytes) -> Message:
-    """The message that an answer becomes: one reasoning, one text, and its calls."""
+def stored_message(sent: bytes) -> Message:
+    """Return the stored message of an answer: one reasoning, one text, and its calls."""
     reasoning, text, calls = Reasoning(), Text(), list[ToolCall]()
     for event in AnthropicAnswer(PEER).on_lines(sent.split(b"\n")):
         match event:
@@ -74,15 +88,21 @@ def kept(sent: bytes) -> Message:
             case CallDelta():
                 calls[event.key].input += event.text
             case _:
-                raise AssertionError("an answer that goes on")
-    return said("assistant", ReasoningPart(reasoning), TextPart(text), *map(ToolCallPart, calls))
+                raise AssertionError("unexpected end of the answer")
+    return make_message(
+        "assistant", ReasoningPart(reasoning), TextPart(text), *map(ToolCallPart, calls)
+    )
 
 
 def sent_back(content: list[Json]) -> list[Json]:
-    """What becomes of an answer with this content in the request that follows it."""
+    """Return an answer's content as it is sent back in the next request."""
     streamed = b"".join(as_bytes(n, block) for n, block in enumerate(content))
     calls = [block["id"] for block in content if block["type"] == "tool_use"]
-    found = told(said("user", "hello"), kept(streamed), said("tool", *map(result, calls)))
+    found = sent_messages(
+        make_message("user", "hello"),
+        stored_message(streamed),
+        make_message("tool", *map(result, calls)),
+    )
     return found[1]["content"] if len(found) > 1 else []
 
 
@@ -98,12 +118,12 @@ def as_bytes(index: int, block: Json) -> bytes:
             return shapes.call(index, block["id"], block["name"], json.dumps(block["input"]))
 
 
-def test_the_signature_of_a_single_block_is_kept_as_it_is() -> None:
-    (reasoning, _) = kept(shapes.thinking(0, "h", "m", signature="sig")).parts
+def test_the_signature_of_a_single_block_is_stored_unchanged() -> None:
+    (reasoning, _) = stored_message(shapes.thinking(0, "h", "m", signature="sig")).parts
     assert reasoning == ReasoningPart(Reasoning("hm", "sig"))
 
 
-def test_blocks_of_thinking_are_kept_line_by_line() -> None:
+def test_several_thinking_blocks_are_stored_one_per_line() -> None:
     sent = (
         shapes.redacted(0, "ZW5j")
         + shapes.thinking(1, "one", signature="MQ==")
@@ -112,7 +132,7 @@ def test_blocks_of_thinking_are_kept_line_by_line() -> None:
         + shapes.call(4, "c", "ls")
         + shapes.thinking(5, "", signature="Mw==")
     )
-    (part, *_) = kept(sent).parts
+    (part, *_) = stored_message(sent).parts
     assert part == ReasoningPart(
         Reasoning(
             "one\n\ntwo\n\n",
@@ -121,9 +141,11 @@ def test_blocks_of_thinking_are_kept_line_by_line() -> None:
     )
 
 
-def test_thinking_that_was_cut_before_its_signature_is_lost() -> None:
+def test_thinking_cut_before_its_signature_is_dropped() -> None:
     cut = shapes.begin(1, "thinking") + shapes.delta(1, "thinking_delta", thinking="tw")
-    part = cast("ReasoningPart", kept(shapes.thinking(0, "one", signature="MQ==") + cut).parts[0])
+    part = cast(
+        "ReasoningPart", stored_message(shapes.thinking(0, "one", signature="MQ==") + cut).parts[0]
+    )
     assert thoughts_of(part.data) == [ThinkingBlock("thinking", "one", 0, 0, "MQ==")]
 
 
@@ -140,17 +162,17 @@ def any_thought(draw: st.DrawFn) -> Json:
 
 
 @st.composite
-def any_saying(draw: st.DrawFn) -> tuple[list[Json], int]:
-    """Some text or none, and a number of calls."""
+def any_text_and_calls(draw: st.DrawFn) -> tuple[list[Json], int]:
+    """Return a strategy for an optional text and a number of calls."""
     text = draw(st.text(CHARACTERS, max_size=8))
-    return ([words(text)] if text.strip() else []), draw(st.integers(0, 2))
+    return ([text_block(text)] if text.strip() else []), draw(st.integers(0, 2))
 
 
 @given(
-    first=any_saying(),
-    rest=st.lists(st.tuples(st.lists(any_thought(), min_size=1, max_size=3), any_saying())),
+    first=any_text_and_calls(),
+    rest=st.lists(st.tuples(st.lists(any_thought(), min_size=1, max_size=3), any_text_and_calls())),
 )
-def test_an_answer_goes_back_exactly_as_it_came(
+def test_an_answer_is_sent_back_exactly_as_received(
     first: tuple[list[Json], int], rest: list[tuple[list[Json], tuple[list[Json], int]]]
 ) -> None:
     content: list[Json] = []
@@ -159,7 +181,7 @@ def test_an_answer_goes_back_exactly_as_it_came(
         content += [
             *thoughts,
             *text,
-            *(used(f"c{n}", path="é") for n in range(calls, calls + more)),
+            *(tool_use_block(f"c{n}", path="é") for n in range(calls, calls + more)),
         ]
         calls += more
     assert sent_back(content) == content

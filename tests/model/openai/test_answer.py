@@ -1,4 +1,4 @@
-"""What a provider streams, and the events it becomes."""
+"""OpenAI-compatible streams parsed into model events."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -20,15 +20,15 @@ from culm.model.base import (
     joined,
 )
 from culm.model.failures import ProviderPeer
-from culm.model.lines import LineSplitter
+from culm.model.http import LineSplitter
 from culm.model.openai.answer import (
     DETAILS_CHARS_MAX,
     HELD_CHARS_MAX,
     NAMELESS_MAX,
     OpenAiAnswer,
 )
-from culm.model.openai.reasoning_roundtrip import ReasoningLine, encode_kept
-from culm.model.vendor_quirks import VendorQuirks
+from culm.model.openai.reasoning_roundtrip import ReasoningLine, encode_line
+from culm.model.openai.vendor_quirks import VendorQuirks
 from culm.wire.codec import Json
 from tests.model import provider
 from tests.model.provider import STOP, answer_to, data, delta, failure_of, stream
@@ -37,12 +37,12 @@ END_TURN = AnswerDone("end_turn")
 
 
 def call(**fields: Json) -> bytes:
-    """A delta with one piece of a call."""
+    """Encode a delta with one piece of a call."""
     function = {k: fields.pop(k) for k in ("name", "arguments") if k in fields}
     return delta(tool_calls=[{**fields, "function": function}])
 
 
-async def test_text_and_reasoning_become_deltas_in_their_order() -> None:
+async def test_text_and_reasoning_become_deltas_in_order() -> None:
     sent = (
         delta(role="assistant", content="")
         + delta(reasoning_content="hm")
@@ -59,7 +59,7 @@ async def test_text_and_reasoning_become_deltas_in_their_order() -> None:
     ]
 
 
-async def test_reasoning_that_is_sent_under_both_names_is_told_once() -> None:
+async def test_reasoning_under_both_names_is_read_once() -> None:
     sent = delta(reasoning_content="hm", reasoning="hm") + STOP
     assert await answer_to(stream(sent)) == [ReasoningDelta("hm"), END_TURN]
 
@@ -86,7 +86,7 @@ async def test_reasoning_that_is_sent_under_both_names_is_told_once() -> None:
         delta(content="a") + delta("stop") + b'data: {"choi',
     ],
 )
-async def test_servers_that_take_liberties_are_understood(sent: bytes) -> None:
+async def test_unusual_streams_are_read(sent: bytes) -> None:
     assert await answer_to(stream(sent)) == [TextDelta("a"), END_TURN]
 
 
@@ -102,12 +102,12 @@ async def test_servers_that_take_liberties_are_understood(sent: bytes) -> None:
         (rb"\u0000", "\0"),
     ],
 )
-async def test_characters_that_are_broken_are_replaced(raw: bytes, text: str) -> None:
+async def test_invalid_characters_are_replaced(raw: bytes, text: str) -> None:
     sent = b'data: {"choices":[{"delta":{"content":"' + raw + b'"}}]}\n\n' + STOP
     assert await answer_to(stream(sent)) == [TextDelta(text), END_TURN]
 
 
-async def test_pieces_of_parallel_calls_are_told_apart_by_their_index() -> None:
+async def test_parallel_calls_are_separated_by_their_index() -> None:
     sent = (
         call(index=0, id="a", name="view", arguments="")
         + call(index=1, id="b", name="grep", arguments='{"p')
@@ -204,7 +204,7 @@ TWO_CALLS_WITHOUT_ID = [
         ),
     ],
 )
-async def test_calls_are_put_together_as_servers_send_them(
+async def test_calls_are_assembled_from_all_known_variants(
     pieces: list[bytes], events: list[ModelEvent]
 ) -> None:
     assert await answer_to(stream(b"".join(pieces) + STOP)) == events
@@ -221,27 +221,27 @@ async def test_calls_are_put_together_as_servers_send_them(
         ("who_knows", "unknown"),
     ],
 )
-async def test_the_reason_is_told_in_our_words(finish: str, reason: StopReason) -> None:
+async def test_every_finish_reason_is_translated(finish: str, reason: StopReason) -> None:
     assert await answer_to(stream(delta(finish))) == [AnswerDone(reason)]
 
 
 @pytest.mark.parametrize(
     ("finish", "reason"), [("stop", "tool_use"), ("length", "max_tokens"), (None, "tool_use")]
 )
-async def test_calls_want_results_even_if_the_provider_says_stop(
+async def test_an_answer_with_calls_has_the_reason_tool_use_despite_stop(
     finish: str | None, reason: StopReason
 ) -> None:
     sent = call(index=0, id="a", name="f") + delta(finish) + b"data: [DONE]\n\n"
     assert (await answer_to(stream(sent)))[-1] == AnswerDone(reason)
 
 
-async def test_a_stream_that_says_done_without_a_reason_is_complete() -> None:
+async def test_a_stream_that_ends_with_done_needs_no_finish_reason() -> None:
     sent = delta(content="a") + b"data: [DONE]\n\n"
     assert await answer_to(stream(sent)) == [TextDelta("a"), AnswerDone("unknown")]
 
 
 @pytest.mark.parametrize(
-    ("told", "usage"),
+    ("reported", "usage"),
     [
         ({"prompt_tokens": 10, "completion_tokens": 3}, TokenUsage(10, 3)),
         (
@@ -258,10 +258,10 @@ async def test_a_stream_that_says_done_without_a_reason_is_complete() -> None:
         ),
     ],
 )
-async def test_usage_comes_with_the_end(told: Json, usage: TokenUsage) -> None:
-    after = delta("stop") + data({"choices": [], "usage": told}) + b"data: [DONE]\n\n"
+async def test_usage_is_reported_with_the_end(reported: Json, usage: TokenUsage) -> None:
+    after = delta("stop") + data({"choices": [], "usage": reported}) + b"data: [DONE]\n\n"
     assert await answer_to(stream(after)) == [AnswerDone("end_turn", usage)]
-    within = data({"choices": [{"finish_reason": "stop"}], "usage": told})
+    within = data({"choices": [{"finish_reason": "stop"}], "usage": reported})
     assert await answer_to(stream(within)) == [AnswerDone("end_turn", usage)]
 
 
@@ -276,16 +276,16 @@ async def test_usage_comes_with_the_end(told: Json, usage: TokenUsage) -> None:
         b'data: {"x":' + b"[" * 100_000 + b"\n",
     ],
 )
-async def test_a_line_that_makes_no_sense_is_a_failure_that_stays(line: bytes) -> None:
+async def test_an_invalid_line_is_a_permanent_failure(line: bytes) -> None:
     failure = await failure_of(stream(delta(content="a") + line + STOP))
     assert failure.title == "Unreadable answer"
-    assert "acme sent a line that is no part of an answer" in failure.message
+    assert "acme sent a line that is not part of an answer" in failure.message
     assert len(failure.message) < 2200
     assert not failure.transient
 
 
 @pytest.mark.parametrize(
-    ("error", "title", "said", "transient"),
+    ("error", "title", "message", "transient"),
     [
         (
             {"message": "Overloaded", "type": "server_error", "code": None},
@@ -307,22 +307,22 @@ async def test_a_line_that_makes_no_sense_is_a_failure_that_stays(line: bytes) -
     ],
 )
 async def test_an_error_inside_the_stream_is_a_failure(
-    error: Json, title: str, said: str, *, transient: bool
+    error: Json, title: str, message: str, *, transient: bool
 ) -> None:
     failure = await failure_of(stream(delta(content="a") + data({"error": error})))
     assert failure.title == title
-    assert said in failure.message
+    assert message in failure.message
     assert failure.transient == transient
 
 
 @pytest.mark.parametrize("sent", [b"\n", delta(content="a"), delta(content="a")[:-9]])
-async def test_a_stream_that_ends_without_a_reason_was_cut(sent: bytes) -> None:
+async def test_a_stream_that_ends_without_a_finish_reason_was_cut(sent: bytes) -> None:
     failure = await failure_of(stream(sent))
     assert failure.title == "The stream was cut"
     assert failure.transient
 
 
-# --- however the bytes were cut
+# --- chunk boundaries
 
 PEER = ProviderPeer("acme", "api.acme.example", "model-1")
 SAMPLE = (
@@ -351,7 +351,7 @@ def pieces(sent: bytes, places: list[int]) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("ending", [b"", b"data: [DONE]\n\n", b"data: {\n" + STOP, b"data: {"])
 @given(places=st.lists(st.integers(0, len(SAMPLE)), max_size=60))
-def test_any_cut_of_the_bytes_gives_the_same_events(ending: bytes, places: list[int]) -> None:
+def test_any_split_of_the_bytes_gives_the_same_events(ending: bytes, places: list[int]) -> None:
     sent = SAMPLE + ending
     assert read(pieces(sent, places)) == read(iter([sent]))
 
@@ -364,7 +364,7 @@ def test_a_stream_cut_anywhere_gives_a_prefix_of_its_events(end: int) -> None:
     assert last == "The stream was cut" or isinstance(last, AnswerDone)
 
 
-def test_a_document_without_end_is_refused_before_it_is_held() -> None:
+def test_an_endless_document_is_refused_without_buffering_it() -> None:
     page = [b"<html>\n", *[b"x" * 500_000 + b"\n"] * 40]
     assert read(iter(page)) == ["Unreadable answer"]
 
@@ -377,12 +377,12 @@ def test_a_document_without_end_is_refused_before_it_is_held() -> None:
         b"error: not even JSON\n",
     ],
 )
-def test_an_error_that_is_broken_itself_is_a_failure(sent: bytes) -> None:
+def test_a_malformed_error_is_a_failure(sent: bytes) -> None:
     assert len(read(iter([sent]))) == 1
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_crash_it(sent: bytes) -> None:
+def test_any_bytes_are_parsed_without_a_crash(sent: bytes) -> None:
     assert read(iter([b"data:" + sent]))
     assert read(iter([sent]))
 
@@ -421,32 +421,32 @@ def test_no_bytes_crash_it(sent: bytes) -> None:
         ),
     )
 )
-def test_no_json_crashes_it(value: Json) -> None:
+def test_any_json_is_parsed_without_a_crash(value: Json) -> None:
     assert read(iter([b"data: " + json.dumps(value).encode() + b"\n"]))
 
 
-# --- what must be held until it is whole
+# --- buffered parts
 
 
 def detail(**fields: Json) -> bytes:
     return delta(reasoning_details=[fields])
 
 
-def kept(sent: bytes) -> list[ModelEvent | str]:
-    """As `read`, from a provider that wants its details back."""
-    lines, reading = LineSplitter(), OpenAiAnswer(PEER, VendorQuirks(returns_details=True))
+def read_with_details(sent: bytes) -> list[ModelEvent | str]:
+    """Like `read`, for a provider that wants its reasoning details back."""
+    lines, parser = LineSplitter(), OpenAiAnswer(PEER, VendorQuirks(returns_details=True))
     try:
-        return [*reading.on_lines(lines.feed(sent)), *reading.on_end(lines.rest())]
+        return [*parser.on_lines(lines.feed(sent)), *parser.on_end(lines.rest())]
     except ModelFailed as exc:
         return [exc.title]
 
 
-def test_a_long_thought_in_many_pieces_goes_back_as_one() -> None:
+def test_reasoning_details_in_many_pieces_are_joined() -> None:
     pieces = 50_000
     sent = detail(type="reasoning.text", index=0, text="hm, ") * pieces + STOP
     whole = {"type": "reasoning.text", "index": 0, "text": "hm, " * pieces}
-    signature = encode_kept(ReasoningLine(details=(whole,)))
-    assert kept(sent) == [ReasoningDelta("", signature), END_TURN]
+    signature = encode_line(ReasoningLine(details=(whole,)))
+    assert read_with_details(sent) == [ReasoningDelta("", signature), END_TURN]
 
 
 @pytest.mark.parametrize(
@@ -457,20 +457,20 @@ def test_a_long_thought_in_many_pieces_goes_back_as_one() -> None:
     ],
     ids=["text", "encrypted"],
 )
-def test_thoughts_that_do_not_end_are_refused(piece: bytes) -> None:
+def test_endless_reasoning_details_are_refused(piece: bytes) -> None:
     times = DETAILS_CHARS_MAX // 100_000
-    assert kept(piece * times + STOP)[-1] == END_TURN
-    assert kept(piece * (times + 1) + STOP) == ["Unreadable answer"]
+    assert read_with_details(piece * times + STOP)[-1] == END_TURN
+    assert read_with_details(piece * (times + 1) + STOP) == ["Unreadable answer"]
 
 
-def test_arguments_of_a_call_without_a_name_are_held_only_so_far() -> None:
+def test_buffered_arguments_of_a_call_without_a_name_are_bounded() -> None:
     piece = call(index=0, id="c", arguments="x" * 1024)
     times = HELD_CHARS_MAX // 1024
     assert read(iter([piece * times, STOP]))[-1] == AnswerDone("tool_use")
     assert read(iter([piece * (times + 1), STOP])) == ["Unreadable answer"]
 
 
-def test_only_so_many_calls_may_wait_for_their_name() -> None:
+def test_the_number_of_calls_without_a_name_is_limited() -> None:
     nameless = [call(index=n, id=f"c{n}") for n in range(NAMELESS_MAX + 1)]
     assert read(iter([*nameless[:-1], STOP]))[-1] == AnswerDone("tool_use")
     assert read(iter([*nameless, STOP])) == ["Unreadable answer"]

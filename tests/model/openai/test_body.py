@@ -1,4 +1,4 @@
-"""What a provider is told of a conversation."""
+"""The conversation in a request to an OpenAI-compatible provider."""
 
 import json
 from base64 import b64encode
@@ -40,8 +40,8 @@ def message(role: Role, *parts: Part) -> Message:
     return Message(MessageId("m"), role, SessionId("s"), list(parts))
 
 
-def text(words: str) -> TextPart:
-    return TextPart(Text(words))
+def text(content: str) -> TextPart:
+    return TextPart(Text(content))
 
 
 def binary(path: str, mime_type: str, data: bytes) -> BinaryPart:
@@ -53,12 +53,12 @@ def body(request: ModelRequest, *, sees_images: bool = True) -> dict[str, Json]:
     return json.loads(encode_body(request, ProviderAccess(), info))
 
 
-def told(*messages: Message, sees_images: bool = True) -> list[Json]:
+def sent_messages(*messages: Message, sees_images: bool = True) -> list[Json]:
     return body(ModelRequest("", list(messages)), sees_images=sees_images)["messages"]
 
 
-def test_a_conversation_with_a_call_is_told_in_order() -> None:
-    assert told(
+def test_a_conversation_with_a_call_is_sent_in_order() -> None:
+    assert sent_messages(
         message("system", text("be kind")),
         message("user", text("what is here?")),
         message(
@@ -96,23 +96,23 @@ def test_a_conversation_with_a_call_is_told_in_order() -> None:
     ]
 
 
-def test_a_call_without_words_has_no_content() -> None:
-    said, _ = told(message("assistant", ToolCallPart(ToolCall("c", "ls", "{}"))))
-    assert said["content"] is None
+def test_a_call_without_text_has_null_content() -> None:
+    encoded, _ = sent_messages(message("assistant", ToolCallPart(ToolCall("c", "ls", "{}"))))
+    assert encoded["content"] is None
 
 
 @pytest.mark.parametrize(
     ("made_up", "sent"),
     [("functions.ls", "functions_ls"), ("", "unknown"), ("größe", "gr__e"), ("x" * 99, "x" * 64)],
 )
-def test_a_name_that_no_tool_can_have_does_not_spoil_the_history(made_up: str, sent: str) -> None:
-    said, _ = told(message("assistant", ToolCallPart(ToolCall("c", made_up, "{}"))))
-    assert said["tool_calls"][0]["function"]["name"] == sent
+def test_an_invalid_tool_name_is_sanitized(made_up: str, sent: str) -> None:
+    encoded, _ = sent_messages(message("assistant", ToolCallPart(ToolCall("c", made_up, "{}"))))
+    assert encoded["tool_calls"][0]["function"]["name"] == sent
 
 
 @contract("INV-82")
 def test_calls_and_results_are_paired_even_if_the_history_is_not() -> None:
-    said = told(
+    encoded = sent_messages(
         message("tool", ToolResultPart(ToolResult("lost", "ls", "nobody called"))),
         message(
             "assistant",
@@ -126,7 +126,7 @@ def test_calls_and_results_are_paired_even_if_the_history_is_not() -> None:
         ),
         message("user", text("go on")),
     )
-    assert [(m["role"], m.get("tool_call_id"), m["content"]) for m in said] == [
+    assert [(m["role"], m.get("tool_call_id"), m["content"]) for m in encoded] == [
         ("assistant", None, None),
         ("tool", "b", "here"),
         ("tool", "a", "[This call has no result.]"),
@@ -135,9 +135,9 @@ def test_calls_and_results_are_paired_even_if_the_history_is_not() -> None:
 
 
 @pytest.mark.parametrize("broken", ["", "{", '{"a": 1', "[]", "null", "word", "{}{}", "[" * 99_999])
-def test_arguments_that_are_no_object_are_not_sent_back(broken: str) -> None:
-    said, _ = told(message("assistant", ToolCallPart(ToolCall("c", "ls", broken))))
-    assert said["tool_calls"][0]["function"]["arguments"] == "{}"
+def test_arguments_that_are_not_an_object_are_not_sent(broken: str) -> None:
+    encoded, _ = sent_messages(message("assistant", ToolCallPart(ToolCall("c", "ls", broken))))
+    assert encoded["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
 @pytest.mark.parametrize(
@@ -151,12 +151,12 @@ def test_arguments_that_are_no_object_are_not_sent_back(broken: str) -> None:
         message("tool"),
     ],
 )
-def test_a_message_without_anything_to_say_is_left_out(empty: Message) -> None:
-    assert told(empty) == []
+def test_an_empty_message_is_left_out(empty: Message) -> None:
+    assert sent_messages(empty) == []
 
 
-def test_attachments_and_commands_of_a_user_are_text_where_they_can_be() -> None:
-    (said,) = told(
+def test_attachments_and_commands_are_sent_as_text_where_possible() -> None:
+    (encoded,) = sent_messages(
         message(
             "user",
             text("look"),
@@ -165,17 +165,17 @@ def test_attachments_and_commands_of_a_user_are_text_where_they_can_be() -> None
             binary("a.pdf", "application/pdf", b"%PDF"),
         )
     )
-    assert said["content"] == (
+    assert encoded["content"] == (
         "look\n\n"
         '<file path="notes.txt">\ngrüße \ufffd\n</file>\n\n'
         "I ran this command:\n<command>\nmake\n</command>\n"
         "<output>\nit broke\n</output>\n<exit_code>2</exit_code>\n\n"
-        "[The file a.pdf (application/pdf) was left out: it is no text.]"
+        "[The file a.pdf (application/pdf) was left out: it is not text.]"
     )
 
 
-def test_images_are_shown_to_a_model_that_sees() -> None:
-    (said,) = told(
+def test_images_are_sent_to_a_model_that_sees_images() -> None:
+    (encoded,) = sent_messages(
         message(
             "user",
             text("what is this?"),
@@ -184,7 +184,7 @@ def test_images_are_shown_to_a_model_that_sees() -> None:
             ImageUrlPart(ImageUrl("https://example.com/c.png")),
         )
     )
-    assert said["content"] == [
+    assert encoded["content"] == [
         {"type": "text", "text": "what is this?"},
         {
             "type": "image_url",
@@ -195,12 +195,12 @@ def test_images_are_shown_to_a_model_that_sees() -> None:
     ]
 
 
-def test_images_are_named_to_a_model_that_does_not_see() -> None:
-    (said,) = told(
+def test_images_are_replaced_by_a_note_for_a_model_that_sees_none() -> None:
+    (encoded,) = sent_messages(
         message("user", binary("a.png", "image/png", PNG), ImageUrlPart(ImageUrl("https://x/b"))),
         sees_images=False,
     )
-    assert said["content"] == (
+    assert encoded["content"] == (
         "[The image a.png was left out: this model sees no images.]\n\n"
         "[An image was left out: this model sees no images.]"
     )
@@ -220,18 +220,18 @@ RESULTS = (
 
 @contract("INV-82")
 @pytest.mark.parametrize("then", ["nothing", "a user", "an answer"])
-def test_an_image_in_a_result_is_shown_by_a_user_behind_all_results(then: str) -> None:
+def test_an_image_in_a_result_is_sent_in_a_user_message_after_all_results(then: str) -> None:
     after = {
         "nothing": [],
         "a user": [message("user", text("so?"))],
         "an answer": [message("assistant", text("I see."))],
     }[then]
-    said = told(CALLS, *RESULTS, *after)[1:]
+    encoded = sent_messages(CALLS, *RESULTS, *after)[1:]
     shown: list[Json] = [
         {"type": "text", "text": "The images of the results above:"},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}},
     ]
-    assert said == [
+    assert encoded == [
         {
             "role": "tool",
             "tool_call_id": "c1",
@@ -240,7 +240,7 @@ def test_an_image_in_a_result_is_shown_by_a_user_behind_all_results(then: str) -
         {
             "role": "tool",
             "tool_call_id": "c2",
-            "content": "[Data (audio/wav) was left out: it is no text.]",
+            "content": "[Data (audio/wav) was left out: it is not text.]",
         },
         {
             "role": "user",
@@ -250,13 +250,13 @@ def test_an_image_in_a_result_is_shown_by_a_user_behind_all_results(then: str) -
     ]
 
 
-def test_an_image_in_a_result_is_named_to_a_model_that_does_not_see() -> None:
-    said = told(CALLS, *RESULTS, sees_images=False)
-    assert [m["role"] for m in said] == ["assistant", "tool", "tool"]
-    assert said[1]["content"] == "a picture\n[An image was left out: this model sees no images.]"
+def test_an_image_in_a_result_is_replaced_by_a_note_if_the_model_sees_none() -> None:
+    encoded = sent_messages(CALLS, *RESULTS, sees_images=False)
+    assert [m["role"] for m in encoded] == ["assistant", "tool", "tool"]
+    assert encoded[1]["content"] == "a picture\n[An image was left out: this model sees no images.]"
 
 
-def test_tools_are_told_with_their_schema() -> None:
+def test_tools_are_sent_with_their_schema() -> None:
     spec = ToolSpec("ls", "List files.", {"type": "object", "properties": {}})
     assert body(ModelRequest("", [], (spec,)))["tools"] == [
         {
@@ -271,5 +271,7 @@ def test_tools_are_told_with_their_schema() -> None:
     assert "tools" not in body(ModelRequest("", []))
 
 
-def test_half_a_surrogate_pair_does_not_stop_a_request() -> None:
-    assert told(message("user", text("a\ud83d"))) == [{"role": "user", "content": "a\ufffd"}]
+def test_an_unpaired_surrogate_is_replaced() -> None:
+    assert sent_messages(message("user", text("a\ud83d"))) == [
+        {"role": "user", "content": "a\ufffd"}
+    ]

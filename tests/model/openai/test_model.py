@@ -1,4 +1,4 @@
-"""The course of a request: what is sent, and how it ends when nobody wants to know more."""
+"""A request to an OpenAI-compatible provider: the HTTP request and how it ends or is canceled."""
 
 import asyncio
 import gc
@@ -39,13 +39,13 @@ ENDLESS = Reply([STREAM_HEAD + chunk(delta(content="a"))], "hold")
 async def test_a_request_carries_the_key_and_asks_for_a_stream() -> None:
     async with open_provider(stream(STOP)) as provider, open_model(provider.url) as model:
         await ask(model, ModelRequest("be brief", []))
-    assert provider.asked[0].path == "/v1/chat/completions"
-    headers = provider.asked[0].headers
+    assert provider.requests[0].path == "/v1/chat/completions"
+    headers = provider.requests[0].headers
     assert headers["authorization"] == f"Bearer {KEY}"
     assert headers["content-type"] == "application/json"
     assert headers["accept"] == "text/event-stream"
     assert headers["accept-encoding"] == "identity"
-    assert provider.asked[0].body == {
+    assert provider.requests[0].body == {
         "model": "model-1",
         "messages": [{"role": "system", "content": "be brief"}],
         "stream": True,
@@ -68,21 +68,21 @@ async def test_a_request_carries_the_key_and_asks_for_a_stream() -> None:
         ),
     ],
 )
-async def test_headers_of_the_access_go_over_ours(
+async def test_headers_of_the_access_override_ours(
     access: ProviderAccess, headers: dict[str, str]
 ) -> None:
     async with open_provider(stream(STOP)) as provider:
-        there = ProviderAccess(
+        target = ProviderAccess(
             base_url=provider.url + "/", api_key=access.api_key, headers=access.headers
         )
-        async with open_model("", access=there) as model:
+        async with open_model("", access=target) as model:
             await ask(model)
-    assert provider.asked[0].path == "/v1/chat/completions"
-    sent = provider.asked[0].headers
+    assert provider.requests[0].path == "/v1/chat/completions"
+    sent = provider.requests[0].headers
     assert {name: sent.get(name) for name in ("authorization", "x-org") if name in sent} == headers
 
 
-async def test_settings_then_the_access_go_over_our_body() -> None:
+async def test_settings_then_the_access_override_the_body() -> None:
     chosen = SelectedModel(
         temperature=0.5,
         top_p=0.9,
@@ -111,11 +111,14 @@ async def test_settings_then_the_access_go_over_our_body() -> None:
         "seed": 1,
         "user": "w",
     }
-    assert [asked.body for asked in provider.asked] == [expected, {**expected, "max_tokens": 7}]
+    assert [request.body for request in provider.requests] == [
+        expected,
+        {**expected, "max_tokens": 7},
+    ]
 
 
 @pytest.mark.parametrize("last", ["with the end", "after the end"])
-async def test_a_connection_serves_again_after_a_whole_answer(last: str) -> None:
+async def test_a_connection_is_reused_after_a_complete_answer(last: str) -> None:
     whole = STREAM_HEAD + chunk(delta(content="a") + STOP)
     reply = Reply([whole + END] if last == "with the end" else [whole, END])
     async with open_provider(reply, stream(STOP)) as provider, open_model(provider.url) as model:
@@ -124,14 +127,14 @@ async def test_a_connection_serves_again_after_a_whole_answer(last: str) -> None
         assert provider.connections == 1
 
 
-async def test_a_server_that_says_done_and_stays_does_not_hold_the_answer_up() -> None:
+async def test_a_server_that_stays_connected_after_done_does_not_delay_the_answer() -> None:
     reply = Reply([STREAM_HEAD + chunk(STOP)], "hold")
     async with open_provider(reply) as provider, open_model(provider.url) as model:
         assert await ask(model) == [AnswerDone("end_turn")]
         await provider.left.wait()
 
 
-async def test_whoever_closes_the_stream_drops_the_connection() -> None:
+async def test_closing_the_stream_drops_the_connection() -> None:
     async with open_provider(ENDLESS) as provider, open_model(provider.url) as model:
         async with aclosing(model.stream(REQUEST)) as events:
             assert await anext(events) == TextDelta("a")
@@ -139,7 +142,7 @@ async def test_whoever_closes_the_stream_drops_the_connection() -> None:
         await provider.left.wait()
 
 
-async def test_a_body_that_is_still_coming_is_not_drained() -> None:
+async def test_an_unread_body_is_not_drained_on_close() -> None:
     lots = chunk(delta(content="a") + b": " + b"x" * 500_000 + b"\n")
     reply = Reply([STREAM_HEAD, *[lots] * 40], "hold")
     async with open_provider(reply) as provider, open_model(provider.url) as model:
@@ -148,40 +151,40 @@ async def test_a_body_that_is_still_coming_is_not_drained() -> None:
         await provider.left.wait()
 
 
-async def cancelled_when(provider: Provider, model: OpenAiModel, asked: asyncio.Event) -> None:
-    """Ask, cancel once `asked` is set, and see the connection end."""
+async def cancel_once(provider: Provider, model: OpenAiModel, started: asyncio.Event) -> None:
+    """Start a request, cancel it once `started` is set, and wait for the disconnect."""
 
     async def consume() -> None:
         async with aclosing(model.stream(REQUEST)) as events:
             async for _ in events:
-                asked.set()
+                started.set()
 
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(consume())
-        await asked.wait()
+        await started.wait()
         task.cancel()
         await asyncio.wait({task})
         assert task.cancelled()
     await provider.left.wait()
 
 
-async def test_cancelling_a_reader_drops_the_connection() -> None:
+async def test_canceling_a_reader_drops_the_connection() -> None:
     async with open_provider(ENDLESS) as provider, open_model(provider.url) as model:
-        await cancelled_when(provider, model, asyncio.Event())
+        await cancel_once(provider, model, asyncio.Event())
 
 
-async def test_cancelling_before_the_head_drops_the_connection() -> None:
+async def test_canceling_before_the_response_head_drops_the_connection() -> None:
     async with open_provider(Reply([], "hold")) as provider, open_model(provider.url) as model:
-        await cancelled_when(provider, model, provider.arrived)
+        await cancel_once(provider, model, provider.arrived)
 
 
-async def test_cancelling_within_an_error_drops_the_connection() -> None:
+async def test_canceling_while_reading_an_error_drops_the_connection() -> None:
     reply = Reply([head("500 Oops", Content_Length=100) + b"half"], "hold")
     async with open_provider(reply) as provider, open_model(provider.url) as model:
-        await cancelled_when(provider, model, provider.arrived)
+        await cancel_once(provider, model, provider.arrived)
 
 
-async def test_an_error_read_whole_leaves_the_connection_in_use() -> None:
+async def test_a_connection_is_reused_after_a_complete_error() -> None:
     replies = refusal("503 Busy", b"later"), stream(STOP)
     async with open_provider(*replies) as provider, open_model(provider.url) as model:
         with pytest.raises(ModelFailed, match="later"):
@@ -190,7 +193,7 @@ async def test_an_error_read_whole_leaves_the_connection_in_use() -> None:
         assert provider.connections == 1
 
 
-async def test_a_reader_that_is_slow_is_no_silence_of_the_provider() -> None:
+async def test_a_slow_reader_does_not_count_as_a_stall() -> None:
     sent = [STREAM_HEAD, chunk(delta(content="a")), chunk(delta(content="b") + STOP) + END]
     async with (
         open_provider(Reply(sent)) as provider,
@@ -198,26 +201,26 @@ async def test_a_reader_that_is_slow_is_no_silence_of_the_provider() -> None:
     ):
         events = model.stream(REQUEST)
         assert await anext(events) == TextDelta("a")
-        await asyncio.sleep(1.2)  # Longer than the silence that is allowed.
+        await asyncio.sleep(1.2)  # Longer than the stall limit.
         assert [event async for event in events] == [TextDelta("b"), AnswerDone("end_turn")]
 
 
-async def test_silence_counts_from_the_last_bytes() -> None:
+async def test_the_stall_limit_counts_from_the_last_bytes() -> None:
     reply = Reply([STREAM_HEAD, *[chunk(b": wait\n")] * 8, chunk(STOP) + END])
     async with open_provider(reply) as provider, open_model(provider.url, stall_s=1.5) as model:
-        provider.trickle_s = 0.2  # Longer in all than the silence that is allowed.
+        provider.trickle_s = 0.2  # Longer in total than the stall limit.
         assert await ask(model) == [AnswerDone("end_turn")]
 
 
-async def test_a_request_that_nobody_reads_is_given_up() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:  # It never accepts.
+async def test_a_server_that_never_reads_the_request_times_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # It never accepts a connection.
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         async with asyncio.timeout(WAIT_S), open_model(url, stall_s=0.1) as model:
-            with pytest.raises(ModelFailed, match=r"nothing came from .* for 0\.1 s"):
+            with pytest.raises(ModelFailed, match=r".* sent nothing for 0\.1 s"):
                 await ask(model, ModelRequest("x" * 30_000_000, []))
 
 
-async def test_nothing_is_left_open_when_a_stream_is_dropped_unread() -> None:
+async def test_a_dropped_stream_closes_its_connection() -> None:
     async with open_provider(ENDLESS) as provider, aiohttp.ClientSession() as http:
         access = ProviderAccess(base_url=provider.url)
         info = ModelInfo(id="m", supports_attachments=True)
@@ -230,11 +233,11 @@ async def test_nothing_is_left_open_when_a_stream_is_dropped_unread() -> None:
 
 
 @pytest.mark.parametrize("sign", [b": ping\n\n", delta(content="")], ids=["comment", "delta"])
-async def test_signs_of_life_without_a_word_do_not_keep_a_request_alive(sign: bytes) -> None:
+async def test_keep_alive_messages_without_content_do_not_prevent_a_timeout(sign: bytes) -> None:
     reply = Reply([STREAM_HEAD, *[chunk(sign)] * 2000])
     async with open_provider(reply) as provider, open_model(provider.url, stall_s=0.05) as model:
-        provider.trickle_s = 0.005  # Longer in all than a test may wait.
-        with pytest.raises(ModelFailed, match="nothing came from") as caught:
+        provider.trickle_s = 0.005  # Longer in total than a test may wait.
+        with pytest.raises(ModelFailed, match="sent nothing for") as caught:
             await ask(model)
         assert caught.value.transient
         await provider.left.wait()

@@ -1,4 +1,4 @@
-"""Differences of texts are right whatever they are, and quick to find in large ones."""
+"""Text differences are correct for any input and fast to find in large texts."""
 
 import difflib
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ TEXTS = st.lists(st.sampled_from(["a\n", "b\n", "c\r\n", "\n", "d"]), max_size=1
 
 
 def applied(before: Sequence[str], found: TextDifference) -> list[str]:
-    """The lines after a change, worked out from what is said of it."""
+    """Return the lines after a change, computed from the difference."""
     after: list[str] = []
     at = 0
     for block in found.blocks:
@@ -32,7 +32,7 @@ def applied(before: Sequence[str], found: TextDifference) -> list[str]:
 
 
 @given(TEXTS, TEXTS)
-def test_a_difference_turns_one_text_into_the_other(before: str, after: str) -> None:
+def test_applying_a_difference_gives_the_other_text(before: str, after: str) -> None:
     found = difference(before, after)
     assert "".join(applied(lines_of(before), found)) == after
     grown = len(lines_of(after)) - len(lines_of(before))
@@ -41,14 +41,14 @@ def test_a_difference_turns_one_text_into_the_other(before: str, after: str) -> 
 
 
 @given(TEXTS, TEXTS)
-def test_no_difference_is_longer_than_the_one_of_difflib(before: str, after: str) -> None:
+def test_a_difference_is_never_longer_than_the_one_of_difflib(before: str, after: str) -> None:
     found = difference(before, after)
     other = difflib.SequenceMatcher(None, lines_of(before), lines_of(after), autojunk=False)
     kept = sum(block.size for block in other.get_matching_blocks())
     assert found.removals <= len(lines_of(before)) - kept
 
 
-def test_a_difference_is_written_as_diff_writes_it() -> None:
+def test_a_difference_is_formatted_like_diff_output() -> None:
     before = "".join(f"line {n}\n" for n in range(1, 40))
     after = before.replace("line 5\n", "five\nmore\n").replace("line 30\n", "").rstrip("\n")
     wanted = difflib.unified_diff(
@@ -60,7 +60,7 @@ def test_a_difference_is_written_as_diff_writes_it() -> None:
     assert unified(difference("", "a\n"), "x") == "--- a/x\n+++ b/x\n@@ -0,0 +1,1 @@\n+a\n"
 
 
-def test_what_changed_beyond_the_bound_counts_as_replaced() -> None:
+def test_changes_beyond_the_edit_limit_count_as_one_replacement() -> None:
     before = "".join(f"{n}\nsame\n" for n in range(EDITS_MAX))
     after = "".join(f"x{n}\nsame\n" for n in range(EDITS_MAX))
     found = difference(before, after)
@@ -70,7 +70,7 @@ def test_what_changed_beyond_the_bound_counts_as_replaced() -> None:
     )
 
 
-def test_of_long_texts_what_changed_is_kept_with_the_lines_around() -> None:
+def test_excerpts_of_long_texts_keep_the_changed_lines_and_their_context() -> None:
     lines = [f"line {n:06}\n" for n in range(CONTENT_CHARS_MAX // 6)]
     before = "".join(lines)
     changed = [*lines[:20_000], "new\n", *lines[20_001:]]

@@ -1,4 +1,4 @@
-"""File work in threads: bounded in time, stopped by a cancel, and nothing left of it."""
+"""File work in threads: bounded in time, stopped by a cancel, nothing left running."""
 
 import asyncio
 import threading
@@ -10,30 +10,30 @@ from tests.support import WAIT_S, FakeClock
 
 
 class Job:
-    """Runs in a thread until it is told to stop; one that `hangs` needs `let_go`, too."""
+    """Runs in a thread until it is asked to stop; one that `hangs` also needs `release`."""
 
     def __init__(self, *, hangs: bool = False) -> None:
         self._loop = asyncio.get_running_loop()
         self._hangs = hangs
         self.began = asyncio.Event()
-        self._told = threading.Event()
-        self._let_go = threading.Event()
+        self._stop_requested = threading.Event()
+        self._released = threading.Event()
         self.is_over = False
 
     def __call__(self, stop: StopFlag) -> str:
         self._loop.call_soon_threadsafe(self.began.set)
-        with stop.calling(self._told.set):
-            self._told.wait(WAIT_S)
+        with stop.calling(self._stop_requested.set):
+            self._stop_requested.wait(WAIT_S)
         if self._hangs:
-            self._let_go.wait(WAIT_S)
+            self._released.wait(WAIT_S)
         self.is_over = True
         return "what there is"
 
-    def let_go(self) -> None:
-        self._let_go.set()
+    def release(self) -> None:
+        self._released.set()
 
 
-async def test_a_job_out_of_time_is_told_and_its_result_counts() -> None:
+async def test_a_job_past_its_time_limit_is_stopped_and_its_result_returned() -> None:
     clock = FakeClock()
     async with (
         asyncio.timeout(WAIT_S),
@@ -48,7 +48,7 @@ async def test_a_job_out_of_time_is_told_and_its_result_counts() -> None:
         assert clock.armed() == 0
 
 
-async def test_a_job_that_does_not_stop_is_given_up() -> None:
+async def test_a_job_that_ignores_the_stop_flag_raises_timeout() -> None:
     clock = FakeClock()
     async with asyncio.timeout(WAIT_S), open_file_executor(clock) as work:
         job = Job(hangs=True)
@@ -61,10 +61,10 @@ async def test_a_job_that_does_not_stop_is_given_up() -> None:
             group.create_task(run())
             await job.began.wait()
             clock.advance(WALL_S + GRACE_S)
-        job.let_go()
+        job.release()
 
 
-async def test_a_cancel_stops_the_job_before_it_is_over() -> None:
+async def test_a_cancel_stops_the_job() -> None:
     clock = FakeClock()
     async with asyncio.timeout(WAIT_S), open_file_executor(clock) as work:
         job = Job()
@@ -75,7 +75,7 @@ async def test_a_cancel_stops_the_job_before_it_is_over() -> None:
         assert (task.cancelled(), job.is_over, clock.armed()) == (True, True, 0)
 
 
-async def test_the_end_of_the_block_stops_what_still_runs() -> None:
+async def test_leaving_the_block_stops_running_jobs() -> None:
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         async with open_file_executor(FakeClock()) as work:
             job = Job()
@@ -85,7 +85,7 @@ async def test_the_end_of_the_block_stops_what_still_runs() -> None:
         assert await task == "what there is"
 
 
-async def test_time_runs_only_for_jobs_that_have_a_thread() -> None:
+async def test_the_time_limit_starts_when_a_job_gets_a_thread() -> None:
     clock = FakeClock()
     async with (
         asyncio.timeout(WAIT_S),
@@ -106,7 +106,7 @@ async def test_time_runs_only_for_jobs_that_have_a_thread() -> None:
         assert await task == "what there is"
 
 
-async def test_what_a_job_raises_is_raised() -> None:
+async def test_an_exception_of_a_job_is_raised_to_the_caller() -> None:
     def fail(_: StopFlag) -> None:
         raise ValueError("as it is")
 
@@ -115,7 +115,7 @@ async def test_what_a_job_raises_is_raised() -> None:
             await work.run(fail)
 
 
-def test_a_word_that_has_come_calls_at_once_and_never_after_the_block() -> None:
+def test_a_stop_callback_runs_at_once_if_set_and_never_after_its_block() -> None:
     stop, calls = StopFlag(), list[str]()
     with stop.calling(lambda: calls.append("within")):
         pass

@@ -1,4 +1,4 @@
-"""One text replaced by another: exactly once, with the file's own line ends, or a helpful miss."""
+"""Text replacement: exactly once, with the file's line endings, or a helpful error."""
 
 import pytest
 from hypothesis import given
@@ -33,7 +33,7 @@ def miss(text: str, old: str, new: str = "new") -> str:
         ("a\udce9b", "b", "x", "a\udce9x"),
     ],
 )
-def test_what_is_put_in_ends_its_lines_like_what_it_replaces(
+def test_inserted_text_uses_the_line_endings_of_what_it_replaces(
     text: str, old: str, new: str, after: str
 ) -> None:
     assert replaced(text, old, new, everywhere=False) == after
@@ -43,7 +43,7 @@ PIECES = st.lists(st.sampled_from(["a", "b", "\n", "\r\n", " "]), max_size=12).m
 
 
 @given(PIECES, PIECES.filter(bool), st.sampled_from(["x", "x\ny", ""]))
-def test_with_line_ends_made_one_it_is_what_plain_replacing_gives(
+def test_replacing_ignores_line_endings_and_matches_plain_replace(
     text: str, old: str, new: str
 ) -> None:
     flat, wanted = text.replace("\r\n", "\n"), old.replace("\r\n", "\n")
@@ -55,7 +55,7 @@ def test_with_line_ends_made_one_it_is_what_plain_replacing_gives(
         assert after.replace("\r\n", "\n") == flat.replace(wanted, new)
 
 
-def test_what_is_found_more_than_once_is_told_with_its_lines() -> None:
+def test_an_ambiguous_match_is_refused_with_its_line_numbers() -> None:
     assert miss("x\ny\nx\r\nx", "x") == (
         "old_string was found 3 times, at lines 1, 3, 4. Add lines around it until it is unique, "
         "or set replace_all to replace every one."
@@ -65,12 +65,12 @@ def test_what_is_found_more_than_once_is_told_with_its_lines() -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [("a", "a"), ("a\r\nb", "a\nb")])
-def test_a_change_that_changes_nothing_is_a_miss(old: str, new: str) -> None:
+def test_a_replacement_that_changes_nothing_is_refused(old: str, new: str) -> None:
     assert miss("a\r\nb", old, new).startswith("old_string and new_string are the same")
 
 
 @pytest.mark.parametrize(
-    ("old", "said"),
+    ("old", "message"),
     [
         (
             "def one():\n\treturn 1",
@@ -90,34 +90,34 @@ def test_a_change_that_changes_nothing_is_a_miss(old: str, new: str) -> None:
         ("return 1\n\ndef two", "at lines 2 to 5 there is the same with other blanks: the empty"),
         (
             "     1|def one():\n     2|    return 1",
-            "but without the line numbers that view puts in front. Leave out the number",
+            "it is in the file without the line numbers that view adds. Leave out the number",
         ),
         (
             "def two():\n    y = 17\n    return 2",
             "old_string was not found. The nearest is at lines 5 to 7; copy from it exactly, or "
             "view the file again:\n     5|def two():\n     6|\tx = 1\n",
         ),
-        ("caf\ufffd", "It has the mark \ufffd, which view shows for bytes that are no UTF-8"),
+        ("caf\ufffd", "It contains \ufffd, which view shows for bytes that are not UTF-8"),
         ("nothing alike", "old_string was not found, nor anything like it. View the file again."),
-        ("  \n \n", "old_string has nothing but blanks, and the file has them otherwise."),
+        ("  \n \n", "old_string has only blanks, and the file has different ones."),
         ("++ --", "old_string was not found, nor anything like it. View the file again."),
     ],
 )
-def test_a_miss_says_what_was_probably_meant(old: str, said: str) -> None:
-    assert said in miss(CODE, old)
+def test_a_miss_message_says_what_was_probably_meant(old: str, message: str) -> None:
+    assert message in miss(CODE, old)
 
 
-def test_a_strange_blank_is_named() -> None:
+def test_an_unusual_blank_is_named_in_the_message() -> None:
     assert "blanks within a line (the file has U+00A0)" in miss("a\u00a0b = 1\n", "a b = 1")
 
 
-def test_a_miss_in_nothing_and_in_very_much_is_said_briefly() -> None:
+def test_a_miss_in_an_empty_or_huge_file_has_a_short_message() -> None:
     assert miss("", "x") == "old_string was not found: the file is empty."
     assert miss("a\n" * COMPARED_CHARS_MAX, "b").endswith("grep, then view those lines.")
 
 
-def test_what_is_shown_of_a_miss_is_bounded() -> None:
+def test_a_miss_message_is_bounded() -> None:
     text = "\n".join(f"{n} {'word ' * 200}" for n in range(100))
-    said = explain_miss(text, text.replace("word ", "word  "))
-    assert said.endswith("(75 more lines)")
-    assert len(said) < 10_000
+    message = explain_miss(text, text.replace("word ", "word  "))
+    assert message.endswith("(75 more lines)")
+    assert len(message) < 10_000

@@ -1,4 +1,4 @@
-"""A process that answers one question is heard to its last word, though time is over."""
+"""All output that a child process wrote before its deadline is received."""
 
 import asyncio
 import time
@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from culm.processes.base import ProcessOwner
-from culm.tools.process.child import CallDeadline, ChildRequest, ask
+from culm.tools.process.child import CallDeadline, ChildRequest, run_child
 from tests.support import WAIT_S
-from tests.tools.kits import WORKSPACE, open_context
+from tests.tools.tool_contexts import WORKSPACE, open_context
 
 SCRIPT = "until [ -e go ]; do sleep 0.01; done; printf word; : > said; exec sleep 1000"
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2])
-async def test_what_was_said_before_time_was_over_is_heard(tmp_path: Path, turns: int) -> None:
-    """Whatever comes first: the pipe's reader, the deadline or who waits for both."""
-    heard = bytearray()
+async def test_output_written_before_the_deadline_is_received(tmp_path: Path, turns: int) -> None:
+    """The pipe reader, the deadline and the waiter may run in any order."""
+    received = bytearray()
 
-    def hear(data: bytes) -> bool:
-        heard.extend(data)
+    def receive(data: bytes) -> bool:
+        received.extend(data)
         return True
 
     async with (
@@ -30,14 +30,14 @@ async def test_what_was_said_before_time_was_over_is_heard(tmp_path: Path, turns
     ):
         owner = ProcessOwner(WORKSPACE, "call", "session-1", "run-1", "call-1")
         argv = ("/bin/sh", "-c", SCRIPT)
-        question = ChildRequest(argv, str(context.inside.root), owner, "a word", hear)
+        request = ChildRequest(argv, str(context.paths.root), owner, "a word", receive)
         deadline = CallDeadline()
-        answer = group.create_task(ask(context, question, deadline))
+        answer = group.create_task(run_child(context, request, deadline))
         while not await context.processes.processes(WORKSPACE):
             await asyncio.sleep(0)
-        (context.inside.root / "go").touch()
-        for _ in range(5000):  # The loop must not turn: the word waits in the pipe.
-            if (context.inside.root / "said").exists():
+        (context.paths.root / "go").touch()
+        for _ in range(5000):  # The loop must not run: the output waits in the pipe.
+            if (context.paths.root / "said").exists():
                 break
             time.sleep(0.001)  # noqa: ASYNC251
         for _ in range(turns):
@@ -45,4 +45,4 @@ async def test_what_was_said_before_time_was_over_is_heard(tmp_path: Path, turns
         deadline.end()
         answered = await answer
     assert not answered.is_whole
-    assert heard == b"word"
+    assert received == b"word"

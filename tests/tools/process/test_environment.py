@@ -1,4 +1,4 @@
-"""What a command finds in its environment; and that a repository cannot make a free `git` run."""
+"""The environment of a command; a repository cannot make an unasked `git` run a program."""
 
 import subprocess
 from pathlib import Path
@@ -7,18 +7,18 @@ import pytest
 
 from culm.tools.base import CallPlan
 from culm.tools.process.environment import command_env, unasked_env, user_command_env, why_git_asks
-from tests.tools.bench import Bench, open_bench
+from tests.tools.command_harness import CommandHarness, open_command_harness
 
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main")
 
 
-def git(folder: Path, *words: str) -> None:
-    subprocess.run((*GIT, *words), cwd=folder, check=True, capture_output=True)
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run((*GIT, *arguments), cwd=folder, check=True, capture_output=True)
 
 
-def make_repository(bench: Bench) -> Path:
-    """With one change, and programs of its own at every corner; each leaves a file `ran-…`."""
-    folder = bench.path
+def make_repository(harness: CommandHarness) -> Path:
+    """Make a repository with one change and a program in every hook; each leaves `ran-…`."""
+    folder = harness.path
     git(folder, "init")
     (folder / "a.txt").write_text("one\n")
     git(folder, "add", ".")
@@ -49,34 +49,34 @@ def ran(folder: Path) -> list[str]:
         ("filter.evil.clean", "filter=evil"),
     ],
 )
-async def test_a_free_git_runs_nothing_that_a_repository_names(
+async def test_an_unasked_git_runs_no_program_named_by_the_repository(
     tmp_path: Path, key: str, attribute: str
 ) -> None:
-    async with open_bench(tmp_path) as bench:
-        program = make_repository(bench)
+    async with open_command_harness(tmp_path) as harness:
+        program = make_repository(harness)
         for command in ("git status", "git diff", "git log -p"):
-            plan = await bench.plan("bash", command=command)
+            plan = await harness.plan("bash", command=command)
             assert isinstance(plan, CallPlan)
             assert plan.action.is_free, plan.action.why
-            result = await plan.run(bench.watched.append)
+            result = await plan.run(harness.live_output.append)
             assert "a.txt" in result.content
-            assert ran(bench.path) == []
-        git(bench.path, "config", key, f"{program} {key}")
+            assert ran(harness.path) == []
+        git(harness.path, "config", key, f"{program} {key}")
         if attribute:
-            (bench.path / ".gitattributes").write_text(f"* {attribute}\n")
-        plan = await bench.plan("bash", command="git diff")
+            (harness.path / ".gitattributes").write_text(f"* {attribute}\n")
+        plan = await harness.plan("bash", command="git diff")
         assert isinstance(plan, CallPlan)
         assert not plan.action.is_free
         assert plan.action.why == (
-            f'{bench.path}/.git/config sets "{key.rpartition(".")[2]}", which can make git run a '
+            f'{harness.path}/.git/config sets "{key.rpartition(".")[2]}", which can make git run a '
             "program or read elsewhere"
         )
-        # Whoever approves gets the repository as it is.
-        await plan.run(bench.watched.append)
-        assert ran(bench.path) == sorted((f"ran-{key}", "ran-fsmonitor"))
+        # After an approval, the repository's own settings apply.
+        await plan.run(harness.live_output.append)
+        assert ran(harness.path) == sorted((f"ran-{key}", "ran-fsmonitor"))
 
 
-def test_what_can_make_git_run_something_is_found_wherever_git_would_look(tmp_path: Path) -> None:
+def test_git_settings_that_run_programs_are_found_in_every_config_file(tmp_path: Path) -> None:
     main = tmp_path / "main"
     (main / "deep").mkdir(parents=True)
     git(main, "init")
@@ -92,7 +92,7 @@ def test_what_can_make_git_run_something_is_found_wherever_git_would_look(tmp_pa
     config.write_text(text)
     (main / ".gitmodules").write_text('[submodule "x"]\n\tignore = none\n')
     assert ".gitmodules" in why_git_asks([places[0]])
-    # All of the file is the name, blanks and line ends in it included.
+    # The whole file is the name, including blanks and line endings.
     for name in (" x", "x\ny"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config").write_text("[include]")
@@ -100,7 +100,7 @@ def test_what_can_make_git_run_something_is_found_wherever_git_would_look(tmp_pa
         assert "include" in why_git_asks([str(tmp_path)])
 
 
-def test_a_command_gets_the_environment_of_the_user_without_ours(tmp_path: Path) -> None:
+def test_a_command_gets_the_users_environment_without_our_variables(tmp_path: Path) -> None:
     base = {"HOME": "/h", "PAGER": "less", "GIT_EDITOR": "vi", "CULM_TOKEN": "x", "OLDPWD": "/o"}
     quiet = {
         "TERM": "dumb",
@@ -119,7 +119,7 @@ def test_a_command_gets_the_environment_of_the_user_without_ours(tmp_path: Path)
     assert typed == {"HOME": "/h", "GIT_EDITOR": "vi", **quiet, **colours, **shown}
 
 
-def test_an_unasked_command_finds_nothing_that_changes_what_its_words_mean(tmp_path: Path) -> None:
+def test_an_unasked_command_gets_no_variable_that_changes_its_meaning(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     twisted = dict.fromkeys(
         ("BASH_ENV", "CDPATH", "BASH_FUNC_ls%%", "SHELLOPTS", "GIT_DIR", "GIT_CONFIG_KEY_9"), "x"

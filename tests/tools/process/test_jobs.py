@@ -1,4 +1,4 @@
-"""Background jobs: read, waited for, ended; and what ends them."""
+"""Background jobs: reading, waiting, killing, and the events that end them."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from culm.tools.job_output import WAIT_S as JOB_WAIT_S
 from culm.tools.process import jobs
 from culm.tools.process.jobs import open_jobs
 from tests.support import WAIT_S, FakeClock, contract
-from tests.tools.bench import Bench, make_bench, open_bench
+from tests.tools.command_harness import CommandHarness, make_command_harness, open_command_harness
 
 SERVER = "echo begun; echo $$ > pid; while read line; do echo got $line; done <> fifo"
 
@@ -27,44 +27,44 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path, clock: FakeClock) -> AsyncGenerator[Bench]:
-    async with open_bench(tmp_path, clock) as bench:
-        yield bench
+async def harness(tmp_path: Path, clock: FakeClock) -> AsyncGenerator[CommandHarness]:
+    async with open_command_harness(tmp_path, clock) as harness:
+        yield harness
 
 
-def is_left(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}/cwd").exists()
 
 
-async def started(
-    bench: Bench, clock: FakeClock, session_id: str = "s1", **more: object
+async def start_job(
+    harness: CommandHarness, clock: FakeClock, session_id: str = "s1", **more: object
 ) -> CallResult:
-    """A job that answers to what is written into `fifo`; told of once it has begun."""
-    fifo = bench.path / "fifo"
+    """Start a job that echoes what is written into `fifo`; return once it has begun."""
+    fifo = harness.path / "fifo"
     if not fifo.exists():
         os.mkfifo(fifo)
-    bench.watched.clear()
+    harness.live_output.clear()
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
         call = tasks.create_task(
-            bench.call("bash", session_id, command=SERVER, description="Serve", **more)
+            harness.call("bash", session_id, command=SERVER, description="Serve", **more)
         )
-        await bench.heard("begun", clock)
-        await bench.ended(call, clock, BACKGROUND_LOOK_S)
+        await harness.wait_for_output("begun", clock)
+        await harness.advance_until_done(call, clock, BACKGROUND_LOOK_S)
     return call.result()
 
 
-async def output_of(bench: Bench, *said: str, session_id: str = "s1") -> CallResult:
-    """Look at job-1 until it has said something new."""
+async def output_of(harness: CommandHarness, *output: str, session_id: str = "s1") -> CallResult:
+    """Wait until job-1 has printed all of `output`, then read it."""
     async with asyncio.timeout(WAIT_S):
-        job = bench.jobs.find("job-1")
+        job = harness.jobs.find("job-1")
         assert job is not None
-        while not all(word in job.output.text() for word in said):
+        while not all(word in job.output.text() for word in output):
             await asyncio.sleep(0.005)
-    return await bench.call("job_output", session_id, shell_id="job-1")
+    return await harness.call("job_output", session_id, shell_id="job-1")
 
 
-async def test_a_job_is_started_read_and_killed(bench: Bench, clock: FakeClock) -> None:
-    result = await started(bench, clock, run_in_background=True)
+async def test_a_job_is_started_read_and_killed(harness: CommandHarness, clock: FakeClock) -> None:
+    result = await start_job(harness, clock, run_in_background=True)
     assert result.content == (
         "begun\nIt goes on in the background as job-1; job_output reads what it puts out, "
         "job_kill ends it."
@@ -72,83 +72,85 @@ async def test_a_job_is_started_read_and_killed(bench: Bench, clock: FakeClock) 
     about = msgspec.json.decode(result.metadata)
     assert (about["background"], about["shell_id"], about["output"]) == (True, "job-1", "begun")
 
-    assert (await output_of(bench)).content == "(no output since you last looked)\nStill running"
-    (bench.path / "fifo").write_text("a\nb\n")
-    said = await output_of(bench, "got a", "got b")
-    where = {"working_directory": str(bench.path), "done": False}
+    assert (await output_of(harness)).content == "(no output since you last looked)\nStill running"
+    (harness.path / "fifo").write_text("a\nb\n")
+    output = await output_of(harness, "got a", "got b")
+    where = {"working_directory": str(harness.path), "done": False}
     job = {"shell_id": "job-1", "command": SERVER, "description": "Serve"}
-    assert said.content == "got a\ngot b\nStill running"
-    assert msgspec.json.decode(said.metadata) == {**job, **where}
-    other = await output_of(bench, session_id="s2")
+    assert output.content == "got a\ngot b\nStill running"
+    assert msgspec.json.decode(output.metadata) == {**job, **where}
+    other = await output_of(harness, session_id="s2")
     assert other.content == "begun\ngot a\ngot b\nStill running"
 
-    pid = int((bench.path / "pid").read_text())
-    killed = await bench.call("job_kill", shell_id="job-1")
+    pid = int((harness.path / "pid").read_text())
+    killed = await harness.call("job_kill", shell_id="job-1")
     assert killed.content == "job-1 was ended, and everything it had started."
     assert msgspec.json.decode(killed.metadata) == job
-    assert not is_left(pid)
+    assert not is_running(pid)
     ending = "Ended by signal 15 (SIGTERM)"
-    again = await bench.call("job_kill", shell_id="job-1")
+    again = await harness.call("job_kill", shell_id="job-1")
     assert again.content == f"job-1 had ended already.\n{ending}"
-    last = await bench.call("job_output", shell_id="job-1", wait=True)
+    last = await harness.call("job_output", shell_id="job-1", wait=True)
     assert last.content == f"(no output since you last looked)\n{ending}"
     assert msgspec.json.decode(last.metadata)["done"] is True
 
 
-async def test_a_command_that_takes_long_becomes_a_job_and_can_be_waited_for(
-    bench: Bench, clock: FakeClock
+async def test_a_slow_command_becomes_a_job_that_can_be_waited_for(
+    harness: CommandHarness, clock: FakeClock
 ) -> None:
-    os.mkfifo(bench.path / "fifo")
+    os.mkfifo(harness.path / "fifo")
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
         text = "echo begun; read line < fifo; echo $line; exit 4"
-        call = tasks.create_task(bench.call("bash", command=text))
-        await bench.heard("begun", clock)
-        assert (await bench.ended(call, clock, FOREGROUND_S)).content.startswith(
+        call = tasks.create_task(harness.call("bash", command=text))
+        await harness.wait_for_output("begun", clock)
+        assert (await harness.advance_until_done(call, clock, FOREGROUND_S)).content.startswith(
             "begun\nIt has not ended yet. It goes on in the background as job-1; "
         )
-        wait = tasks.create_task(bench.call("job_output", shell_id="job-1", wait=True))
+        wait = tasks.create_task(harness.call("job_output", shell_id="job-1", wait=True))
         while not clock.armed():
             await asyncio.sleep(0)
         clock.advance(JOB_WAIT_S)
         assert (await wait).content == "(no output since you last looked)\nStill running"
-        wait = tasks.create_task(bench.call("job_output", shell_id="job-1", wait=True))
-        (bench.path / "fifo").write_text("on\n")
+        wait = tasks.create_task(harness.call("job_output", shell_id="job-1", wait=True))
+        (harness.path / "fifo").write_text("on\n")
         assert (await wait).content == "on\nExit code 4"
 
 
-async def test_a_job_that_ends_at_once_is_told_of_at_once(bench: Bench) -> None:
-    result = await bench.call("bash", command="echo no; exit 1", run_in_background=True)
+async def test_a_background_command_that_ends_at_once_returns_its_result(
+    harness: CommandHarness,
+) -> None:
+    result = await harness.call("bash", command="echo no; exit 1", run_in_background=True)
     assert result.content == "no\nExit code 1"
     assert "shell_id" not in msgspec.json.decode(result.metadata)
 
 
-async def test_an_unknown_job_is_answered_with_those_there_are(
-    bench: Bench, clock: FakeClock
+async def test_an_unknown_job_id_is_answered_with_the_list_of_jobs(
+    harness: CommandHarness, clock: FakeClock
 ) -> None:
     none = CallResult("There is no job job-9. There are no background jobs.", is_error=True)
-    assert await bench.call("job_output", shell_id="job-9") == none
-    await started(bench, clock, run_in_background=True)
+    assert await harness.call("job_output", shell_id="job-9") == none
+    await start_job(harness, clock, run_in_background=True)
     some = CallResult(
         "There is no job job-9. The jobs of this workspace:\n"
         "job-1 (running): echo begun; echo $$ > pid; while read line; do echo got $lin…",
         is_error=True,
     )
-    assert await bench.call("job_kill", shell_id="job-9") == some
+    assert await harness.call("job_kill", shell_id="job-9") == some
 
 
-async def test_a_session_ends_its_own_jobs_unasked_and_those_of_another_only_asked(
-    bench: Bench, clock: FakeClock
+async def test_killing_a_job_of_another_session_needs_approval(
+    harness: CommandHarness, clock: FakeClock
 ) -> None:
-    await started(bench, clock, run_in_background=True)
-    own = await bench.plan("job_kill", shell_id="job-1")
-    other = await bench.plan("job_kill", "s2", shell_id="job-1")
+    await start_job(harness, clock, run_in_background=True)
+    own = await harness.plan("job_kill", shell_id="job-1")
+    other = await harness.plan("job_kill", "s2", shell_id="job-1")
     assert isinstance(own, CallPlan)
     assert isinstance(other, CallPlan)
     assert other.action == ResolvedAction(
         "job_kill",
         "kill",
         description=f"End the background job job-1: {SERVER}",
-        path=str(bench.path),
+        path=str(harness.path),
         params={"shell_id": "job-1", "command": SERVER},
         resolved={"shell_id": "job-1", "command": SERVER, "session": "s1"},
         is_free=False,
@@ -158,51 +160,51 @@ async def test_a_session_ends_its_own_jobs_unasked_and_those_of_another_only_ask
     assert own.action.is_free
 
 
-async def test_jobs_end_with_their_session_and_with_their_workspace(
+async def test_jobs_end_with_their_session_and_their_workspace(
     tmp_path: Path, clock: FakeClock
 ) -> None:
-    async with open_bench(tmp_path, clock) as bench:
+    async with open_command_harness(tmp_path, clock) as harness:
         pids: list[int] = []
         for session_id in ("s1", "s2"):
-            await started(bench, clock, session_id, run_in_background=True)
-            pids.append(int((bench.path / "pid").read_text()))
-        await bench.jobs.end_session("s1")
-        assert list(map(is_left, pids)) == [False, True]
-    assert not any(map(is_left, pids))
+            await start_job(harness, clock, session_id, run_in_background=True)
+            pids.append(int((harness.path / "pid").read_text()))
+        await harness.jobs.end_session("s1")
+        assert list(map(is_running, pids)) == [False, True]
+    assert not any(map(is_running, pids))
 
 
 @contract("EXC-19")
-async def test_the_end_of_a_workspace_touches_no_job_and_no_directory_of_another(
-    bench: Bench, clock: FakeClock, tmp_path: Path
+async def test_closing_a_workspace_leaves_the_jobs_of_another_running(
+    harness: CommandHarness, clock: FakeClock, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     (other / "sub").mkdir(parents=True)
-    (bench.path / "sub").mkdir()
+    (harness.path / "sub").mkdir()
     async with open_jobs() as other_jobs:
-        context = replace(bench.context, workspace_id="w2", inside=WorkspacePaths(other))
-        second = make_bench(context, other_jobs, bench.env)
-        await started(second, clock, run_in_background=True)
-        await started(bench, clock, run_in_background=True)
+        context = replace(harness.context, workspace_id="w2", paths=WorkspacePaths(other))
+        second = make_command_harness(context, other_jobs, harness.env)
+        await start_job(second, clock, run_in_background=True)
+        await start_job(harness, clock, run_in_background=True)
         await second.bash("cd sub")
-        assert await bench.bash("pwd") == str(bench.path)
+        assert await harness.bash("pwd") == str(harness.path)
         assert await second.bash("pwd") == str(other / "sub")
-    pids = [int((path / "pid").read_text()) for path in (other, bench.path)]
-    assert list(map(is_left, pids)) == [False, True]
-    assert await bench.context.processes.end_all("w2") == []
-    assert (await output_of(bench)).content.endswith("Still running")
+    pids = [int((path / "pid").read_text()) for path in (other, harness.path)]
+    assert list(map(is_running, pids)) == [False, True]
+    assert await harness.context.processes.end_all("w2") == []
+    assert (await output_of(harness)).content.endswith("Still running")
 
 
-async def test_there_are_only_so_many_jobs_at_once_and_only_so_many_are_remembered(
-    bench: Bench, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+async def test_running_and_finished_jobs_are_limited(
+    harness: CommandHarness, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "RUNNING_MAX", 1)
     monkeypatch.setattr(jobs, "FINISHED_MAX", 1)
-    await started(bench, clock, run_in_background=True)
-    refused = await bench.call("bash", command="sleep 60", run_in_background=True)
+    await start_job(harness, clock, run_in_background=True)
+    refused = await harness.call("bash", command="sleep 60", run_in_background=True)
     assert refused.is_error
     assert refused.content.endswith("background jobs are running; end one with job_kill first.")
-    await bench.jobs.end_session("s1")
-    await started(bench, clock, run_in_background=True)
-    await bench.jobs.end_session("s1")
-    assert bench.jobs.find("job-1") is None
-    assert bench.jobs.find("job-2") is not None
+    await harness.jobs.end_session("s1")
+    await start_job(harness, clock, run_in_background=True)
+    await harness.jobs.end_session("s1")
+    assert harness.jobs.find("job-1") is None
+    assert harness.jobs.find("job-2") is not None

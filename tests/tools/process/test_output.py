@@ -1,4 +1,4 @@
-"""Output within bounds: what a model reads of it, and the file that keeps it."""
+"""Bounded command output: the text a model reads and the file with the full output."""
 
 import os
 from pathlib import Path
@@ -28,55 +28,53 @@ SMALL = OutputSizes(shown_bytes=40, file_bytes=100)
         (b"bell\x07", "bell\ufffd"),
     ],
 )
-def test_bytes_of_any_kind_become_text_that_does_nothing_to_a_reader(
-    data: bytes, text: str
-) -> None:
+def test_any_bytes_become_text_without_control_sequences(data: bytes, text: str) -> None:
     assert fit(data) == text
 
 
-def test_colours_are_kept_for_those_who_see_them_and_nothing_else_is() -> None:
+def test_colors_are_kept_on_request_and_other_sequences_removed() -> None:
     seen = fit(b"\x1b[1;31mred\x1b[0m\x1b[2J\x1b]0;title\x07\x00", keeps_colours=True)
     assert seen == "\x1b[1;31mred\x1b[0m\ufffd"
 
 
 @given(st.lists(st.binary(max_size=60), max_size=12))
-def test_output_is_whole_or_says_how_much_of_it_is_missing(pieces: list[bytes]) -> None:
-    kept = CommandOutput(None, SMALL)
+def test_output_is_complete_or_says_that_bytes_are_left_out(pieces: list[bytes]) -> None:
+    buffer = CommandOutput(None, SMALL)
     for piece in pieces:
-        kept.feed(piece)
+        buffer.feed(piece)
     data = b"".join(pieces)
-    text = kept.text()
-    assert kept.count == len(data)
+    text = buffer.text()
+    assert buffer.count == len(data)
     assert (text == fit(data)) if len(data) <= 40 else ("bytes are left out here …]" in text)
-    assert kept.text_since(len(data)) == ""
+    assert buffer.text_since(len(data)) == ""
     assert len(text) < 150
 
 
-def test_long_output_is_cut_at_lines_and_a_file_has_all_of_it(tmp_path: Path) -> None:
+def test_long_output_is_cut_at_lines_and_written_to_a_file(tmp_path: Path) -> None:
     file = tmp_path / "all.txt"
-    kept = CommandOutput(lambda: file)
+    buffer = CommandOutput(lambda: file)
     data = b"".join(b"line %d\n" % n for n in range(20_000))
     for start in range(0, len(data), 1000):
         assert file.exists() == (start > MODEL_BYTES_MAX)
-        kept.feed(data[start : start + 1000])
-    kept.close()
-    head, tail = kept.text().partition("[…")[0], kept.text().rpartition("…]")[2]
+        buffer.feed(data[start : start + 1000])
+    buffer.close()
+    head, tail = buffer.text().partition("[…")[0], buffer.text().rpartition("…]")[2]
     shown = len(head.rstrip("\n")) + 1 + len(tail.strip("\n")) + 1
     note = f"[… {len(data) - shown:,} bytes are left out here; all of the output is in {file} …]"
-    assert note in kept.text()
+    assert note in buffer.text()
     assert head.startswith("line 0\nline 1\n")
     assert tail.endswith("\nline 19998\nline 19999")
-    assert len(kept.text()) <= MODEL_BYTES_MAX + len(note) + 2
+    assert len(buffer.text()) <= MODEL_BYTES_MAX + len(note) + 2
     assert file.read_bytes() == data
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_of_output_has_a_bound_and_the_text_says_so(tmp_path: Path) -> None:
+def test_an_output_file_is_bounded_and_the_text_says_so(tmp_path: Path) -> None:
     file = tmp_path / "all.txt"
-    kept = CommandOutput(lambda: file, SMALL)
+    buffer = CommandOutput(lambda: file, SMALL)
     for _ in range(50):
-        kept.feed(b"0123456789")
-    assert kept.text() == (
+        buffer.feed(b"0123456789")
+    assert buffer.text() == (
         "01234567890123456789\n"
         f"[… 460 bytes are left out here; the first 100 bytes of the output are in {file} …]\n"
         "01234567890123456789"
@@ -84,34 +82,34 @@ def test_a_file_of_output_has_a_bound_and_the_text_says_so(tmp_path: Path) -> No
     assert file.read_bytes() == b"0123456789" * 10
 
 
-def test_a_file_that_cannot_be_written_costs_only_the_file(tmp_path: Path) -> None:
+def test_output_is_still_shown_if_its_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("somebody's")
-    kept = CommandOutput(lambda: tmp_path / "taken", SMALL)
-    kept.feed(b"x" * 100)
-    assert "they could not be kept: File exists" in kept.text()
+    buffer = CommandOutput(lambda: tmp_path / "taken", SMALL)
+    buffer.feed(b"x" * 100)
+    assert "they could not be kept: File exists" in buffer.text()
     assert (tmp_path / "taken").read_text() == "somebody's"
 
 
 def test_a_cut_never_splits_a_character() -> None:
-    kept = CommandOutput(None, SMALL)
-    kept.feed("äöü€😀".encode() * 20)
-    assert "\ufffd" not in kept.text()
+    buffer = CommandOutput(None, SMALL)
+    buffer.feed("äöü€😀".encode() * 20)
+    assert "\ufffd" not in buffer.text()
 
 
-def test_what_came_since_the_last_look_is_told_and_of_too_much_only_the_end() -> None:
-    kept = CommandOutput(None, SMALL)
-    kept.feed(b"one\n")
-    assert kept.text_since(0) == "one\n"
-    kept.feed(b"two\n")
-    assert kept.text_since(4) == "two\n"
-    kept.feed(b"three and more than fits in all\n".rjust(34, b"-"))
-    assert kept.text_since(40) == "l\n"
-    kept.feed(b"x" * 60)
-    assert kept.text_since(92) == "x" * 10
-    assert kept.text_since(42) == f"[… 40 bytes are left out here …]\n{'x' * 20}"
+def test_output_since_the_last_read_is_returned_with_its_end_if_too_long() -> None:
+    buffer = CommandOutput(None, SMALL)
+    buffer.feed(b"one\n")
+    assert buffer.text_since(0) == "one\n"
+    buffer.feed(b"two\n")
+    assert buffer.text_since(4) == "two\n"
+    buffer.feed(b"three and more than fits in all\n".rjust(34, b"-"))
+    assert buffer.text_since(40) == "l\n"
+    buffer.feed(b"x" * 60)
+    assert buffer.text_since(92) == "x" * 10
+    assert buffer.text_since(42) == f"[… 40 bytes are left out here …]\n{'x' * 20}"
 
 
-def test_old_files_of_output_make_room_for_new_ones(
+def test_old_output_files_are_deleted_for_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "FILES_MAX", 3)

@@ -1,4 +1,4 @@
-"""What is handed to ripgrep means to it what the pattern means to Python."""
+"""A pattern translated for ripgrep has the same meaning as in Python."""
 
 import re
 import warnings
@@ -29,7 +29,7 @@ from culm.tools.search.dialect import for_ripgrep
         (r"\bx\b", r"\bx\b"),
     ],
 )
-def test_what_both_know_is_written_as_ripgrep_reads_it(pattern: str, rust: str) -> None:
+def test_a_pattern_is_translated_to_ripgrep_syntax(pattern: str, rust: str) -> None:
     assert for_ripgrep(pattern, literal=False) == rust
 
 
@@ -41,7 +41,7 @@ def test_what_both_know_is_written_as_ripgrep_reads_it(pattern: str, rust: str) 
         "(", ")", "[a", "\\", "*", "a**", "^*", "(|*)", "a{2,1}", "[b-a]", r"[a-\d]", r"\U00110000",
     ],
 )  # fmt: skip
-def test_what_only_python_knows_and_every_mistake_is_left_to_our_own_search(pattern: str) -> None:
+def test_a_python_only_or_invalid_pattern_is_not_given_to_ripgrep(pattern: str) -> None:
     assert for_ripgrep(pattern, literal=False) is None
 
 
@@ -53,7 +53,7 @@ def test_literal_text_is_never_read_as_a_pattern() -> None:
 
 
 @given(st.text("ab01.^$|()[]{}?*+-\\,:!<=wsdbxAZ&~ \n", max_size=12))
-def test_what_is_handed_on_is_always_a_pattern_to_python_too(pattern: str) -> None:
+def test_a_translated_pattern_is_also_valid_in_python(pattern: str) -> None:
     if for_ripgrep(pattern, literal=False) is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)

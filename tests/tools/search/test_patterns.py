@@ -1,4 +1,4 @@
-"""Glob patterns and ignore rules, against the standard library where it knows them."""
+"""Glob patterns and ignore rules, compared with the standard library where possible."""
 
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -46,7 +46,7 @@ def matches(pattern: str, path: str, *, hidden: bool = False) -> bool:
         ("./a//b", ["a/b"], ["a"]),
     ],
 )
-def test_a_pattern_means_these_paths_and_not_those(
+def test_a_glob_matches_only_the_expected_paths(
     pattern: str, paths: list[str], others: list[str]
 ) -> None:
     assert [path for path in paths + others if matches(pattern, path)] == paths
@@ -56,9 +56,9 @@ NAMES = st.text("ab.-]!\n", min_size=1, max_size=6)
 
 
 @given(pattern=st.text("ab.*?[]!-\n", min_size=1, max_size=8), name=NAMES)
-def test_one_component_matches_as_fnmatch_says(pattern: str, name: str) -> None:
+def test_one_component_matches_like_fnmatch(pattern: str, name: str) -> None:
     if pattern in ("**", ".") or "[^" in pattern:
-        return  # These mean something else here.
+        return  # These have a different meaning here.
     assert matches(pattern, name, hidden=True) == fnmatchcase(name, pattern)
 
 
@@ -71,7 +71,7 @@ TREE = [
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tree")
     for path in TREE:
-        if not path.endswith("/a") and path != "a":  # Else it is a directory, too.
+        if not path.endswith("/a") and path != "a":  # Otherwise it is also a directory.
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).touch()
     return root
@@ -83,7 +83,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ),
     last=st.sampled_from(["*", "*.x", "a?.x", "ab.[x-z]", "b"]),
 )
-def test_paths_match_as_pathlib_finds_them(tree: Path, parts: list[str], last: str) -> None:
+def test_paths_match_like_pathlib_glob(tree: Path, parts: list[str], last: str) -> None:
     pattern = "/".join([*parts, last])
     files = {path.relative_to(tree) for path in tree.rglob("*") if path.is_file()}
     found = {path.relative_to(tree) for path in tree.glob(pattern) if path.is_file()}
@@ -91,14 +91,14 @@ def test_paths_match_as_pathlib_finds_them(tree: Path, parts: list[str], last: s
     assert {path for path in files if glob.matches(path.parts)} == found
 
 
-def test_patterns_made_to_take_forever_end_at_once() -> None:
+def test_pathological_patterns_are_matched_quickly() -> None:
     assert not matches("*a" * 400 + "b", "a" * 4000)
     assert not matches("**/a/" * 190 + "b", "/".join("a" * 2000))
     assert not matches("*?" * 300 + "[b]", "a" * 4000)
 
 
 @pytest.mark.parametrize("pattern", ["{a,b}" * 10, "x" * (PATTERN_CHARS_MAX + 1), "/", "{a,}", "."])
-def test_a_pattern_that_cannot_be_used_is_refused(pattern: str) -> None:
+def test_an_unusable_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(BadPattern):
         parse_glob(pattern, hidden=False)
 
@@ -133,7 +133,7 @@ def test_braces_expand_to_a_bounded_number_of_patterns(text: str) -> None:
         ("/\n//\n!", [], ["a"]),
     ],
 )
-def test_a_gitignore_hides_these_and_not_those(
+def test_a_gitignore_hides_only_the_expected_paths(
     text: str, hidden: list[str], seen: list[str]
 ) -> None:
     rules = parse_gitignore(text)
@@ -146,5 +146,5 @@ def _hides(rules: IgnoreRules, path: str) -> bool:
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_a_gitignore(text: str) -> None:
+def test_any_text_can_be_parsed_as_a_gitignore(text: str) -> None:
     _hides(parse_gitignore(text), "a/b")

@@ -1,4 +1,4 @@
-"""A URL is read in one way only, and no private address passes for a public one."""
+"""A URL has one reading only, and no private address passes for a public one."""
 
 import ipaddress
 
@@ -10,10 +10,10 @@ from culm.tools.files.safe_open import OpenRefused
 from culm.tools.web.addresses import (
     UrlTarget,
     check_redirect,
+    classify_addresses,
     find_private_kind,
     join_site,
     parse_site,
-    sort_out,
 )
 
 SPELLINGS = {
@@ -31,7 +31,7 @@ SPELLINGS = {
     "http://[::FFFF:127.0.0.1]:81/": f"http://[{ipaddress.IPv6Address('::ffff:7f00:1')}]:81",
     "https://[0:0::1]": "https://[::1]:443",
 }
-NO_SITES = (
+INVALID_URLS = (
     *("", "example.com", "ftp://example.com/", "file:///etc/passwd", "//example.com", "http://"),
     *("http://user@example.com/", "http://u:p@example.com/", "http://:@example.com/"),
     *("http://example.com\\@127.0.0.1/", "http://exam ple.com/", "http://example.com/\nx"),
@@ -57,15 +57,15 @@ PUBLIC = ("1.1.1.1", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "64:ff9b::1
 
 
 @pytest.mark.parametrize(("text", "origin"), SPELLINGS.items())
-def test_every_spelling_of_a_site_is_read_as_one(text: str, origin: str) -> None:
+def test_every_spelling_of_a_url_has_the_same_origin(text: str, origin: str) -> None:
     site = parse_site(text)
     assert site.origin == origin
     assert "#" not in site.url
     assert parse_site(site.url) == site
 
 
-@pytest.mark.parametrize("text", NO_SITES)
-def test_what_could_be_read_in_two_ways_is_refused_in_words(text: str) -> None:
+@pytest.mark.parametrize("text", INVALID_URLS)
+def test_an_ambiguous_url_is_refused(text: str) -> None:
     with pytest.raises(OpenRefused) as caught:
         parse_site(text)
     assert len(str(caught.value)) < 400
@@ -73,7 +73,7 @@ def test_what_could_be_read_in_two_ways_is_refused_in_words(text: str) -> None:
 
 
 @given(st.one_of(st.text(), st.from_regex(r"https?://[^/]{0,20}(:[0-9]+)?/.*")))
-def test_any_text_is_a_site_that_reads_the_same_again_or_refused(text: str) -> None:
+def test_a_parsed_url_parses_to_itself(text: str) -> None:
     try:
         site = parse_site(text)
     except OpenRefused:
@@ -84,7 +84,7 @@ def test_any_text_is_a_site_that_reads_the_same_again_or_refused(text: str) -> N
 @pytest.mark.parametrize(
     ("address", "kind"), [(one, kind) for kind, all_of in PRIVATE.items() for one in all_of]
 )
-def test_a_private_address_is_known_in_every_form(address: str, kind: str) -> None:
+def test_a_private_address_is_recognized_in_every_form(address: str, kind: str) -> None:
     assert find_private_kind(address) == kind
 
 
@@ -94,7 +94,7 @@ def test_a_public_address_is_public(address: str) -> None:
 
 
 @given(st.ip_addresses(v=4))
-def test_an_address_within_another_is_as_private_as_itself(inner: ipaddress.IPv4Address) -> None:
+def test_an_embedded_ipv4_address_is_as_private_as_itself(inner: ipaddress.IPv4Address) -> None:
     number = int(inner)
     forms = (f"::ffff:{inner}", f"64:ff9b::{inner}", f"2002:{number >> 16:x}:{number & 65535:x}::1")
     kinds = {find_private_kind(form) for form in (str(inner), *forms)}
@@ -119,13 +119,13 @@ def site(url: str) -> UrlTarget:
         (("http://a.example:8", "10.0.0.1"), "http://b.example:8/", ("1.1.1.1",), True),
     ],
 )
-def test_a_redirect_is_followed_only_as_far_as_was_asked(
+def test_a_redirect_is_followed_only_within_the_approval(
     asked: tuple[str, str], location: str, addresses: tuple[str, ...], *, is_followed: bool
 ) -> None:
-    first = sort_out(site(asked[0]), (asked[1],))
-    found = sort_out(join_site(first.site, location), addresses)
+    first = classify_addresses(site(asked[0]), (asked[1],))
+    found = classify_addresses(join_site(first.site, location), addresses)
     if is_followed:
         check_redirect(first, first.site, found)
     else:
-        with pytest.raises(OpenRefused, match="Ask for that address itself"):
+        with pytest.raises(OpenRefused, match="Fetch that URL itself"):
             check_redirect(first, first.site, found)

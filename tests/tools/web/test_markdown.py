@@ -1,4 +1,4 @@
-"""HTML becomes Markdown that reads well, whatever the HTML is like."""
+"""HTML becomes readable Markdown, even if the HTML is broken."""
 
 import pytest
 from hypothesis import given
@@ -38,11 +38,11 @@ CASES = {
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES.items())
-def test_a_page_reads_as_markdown(text: str, expected: str) -> None:
+def test_a_page_is_rendered_as_markdown(text: str, expected: str) -> None:
     assert markdown(text) == expected
 
 
-def test_plain_text_has_the_words_without_the_marks() -> None:
+def test_plain_text_has_no_markup() -> None:
     text = '<h2>A</h2><p><b>b</b> <a href="/c">c</a><ul><li>d</ul><pre>e</pre>'
     assert markdown(text, plain=True) == "A\n\nb c\n\n- d\n\ne"
 
@@ -59,7 +59,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(st.one_of(PIECES, st.text(max_size=5)), max_size=40), st.booleans())
-def test_whatever_the_page_is_there_is_a_bounded_result(pieces: list[str], plain: bool) -> None:  # noqa: FBT001
+def test_any_page_gives_a_bounded_result(pieces: list[str], plain: bool) -> None:  # noqa: FBT001
     assert len(markdown("".join(pieces), 200, plain=plain)) <= 200
 
 
@@ -80,10 +80,10 @@ def test_whatever_the_page_is_there_is_a_bounded_result(pieces: list[str], plain
         *("<table><tr><td>", "&", "<script", "<script>", "<svg>", "`", "<title>", "<pre>", "< "),
     ],
 )
-def test_a_page_of_one_thing_over_and_over_takes_no_time(piece: str) -> None:
-    # Pytest's time-out is the bound: what grows with the square of this takes minutes.
+def test_a_page_of_one_repeated_piece_is_rendered_quickly(piece: str) -> None:
+    # Pytest's timeout is the bound: quadratic time would take minutes.
     markdown(piece * (100_000 // len(piece)), 100_000)
 
 
-def test_a_page_is_left_when_time_is_over() -> None:
+def test_rendering_stops_when_time_is_up() -> None:
     assert render("<p>a" * 5000, BASE, 10**6, lambda: True, plain=False) == ""
