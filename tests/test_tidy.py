@@ -42,6 +42,35 @@ LAYERS = (
 # User interfaces reach a server only over the network.
 CLIENT_MAY_IMPORT = {"client", "wire", "clock", "errors", "files", "ids", "settings", "__init__"}
 
+# The command line may use these, and `config/`, like the client does ...
+FACES_MAY_IMPORT = CLIENT_MAY_IMPORT | {"cli", "config", "logs"}
+# ... except for commands that work without a server, or are one.
+FACE_EXCEPTIONS = {
+    "cli.commands.serve": ({"assemble"}, "is the server"),
+    "cli.commands.worker": ({"fleet.worker"}, "is a worker"),
+    "cli.commands.agent": ({"fleet"}, "checks the address before it starts an agent"),
+    "cli.commands.agent_serve": (
+        {"fleet", "fleet.worker", "model", "server"},
+        "is a worker that finds its model as a server does",
+    ),
+    "cli.commands.agent_call": ({"fleet"}, "calls a worker without a server"),
+    "cli.render.agent_events": ({"fleet"}, "shows such a call"),
+    "cli.discovery": ({"fleet"}, "finds workers without a server"),
+    "cli.commands.models": ({"model"}, "chooses as a server would, without one"),
+    "cli.commands.config": ({"model"}, "checks the models that a file names"),
+    "cli.config_report": ({"model", "workspace"}, "reads configuration without a server"),
+    "cli.commands.doctor": ({"store", "worktrees"}, "examines stored data without a server"),
+    "cli.commands.agents": ({"store", "workspace"}, "lists agents also without a server"),
+    "cli.projects": (
+        {"fleet", "mail", "store", "workspace"},
+        "finds mailboxes and agents of a project without a server",
+    ),
+    "cli.mailboxes": ({"fleet", "mail"}, "delivers mail without a server"),
+    "cli.commands.mail": ({"mail", "store"}, "delivers mail without a server"),
+    "cli.commands.mail_ask": ({"mail"}, "waits for a reply without a server"),
+    "cli.commands.steer": ({"mail"}, "hints at mail for an agent that has ended"),
+}
+
 
 def folder_of(module: str) -> str:
     _, *rest = module.split(".")
@@ -83,6 +112,18 @@ def test_module_follows_the_house_style(path: Path) -> None:
     for number, line in enumerate(text.splitlines(), 1):
         if re.search(r"except (Base)?Exception\b", line):
             assert "# boundary:" in line, f"line {number}: an unmarked boundary"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if "cli" in path.parts],
+    ids=lambda p: p.relative_to(ROOT / "src" / "culm").as_posix(),
+)
+def test_command_line_reaches_the_server_through_the_client(path: Path) -> None:
+    name = ".".join(path.relative_to(ROOT / "src" / "culm").with_suffix("").parts)
+    exceptions, _ = FACE_EXCEPTIONS.get(name, (set[str](), ""))
+    used = {folder_of(module) for _, module in imports_of(path)} - FACES_MAY_IMPORT
+    assert used == exceptions  # An exception that is not needed any more is removed, too.
 
 
 def test_only_the_store_imports_sqlite3() -> None:

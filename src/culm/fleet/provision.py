@@ -235,7 +235,7 @@ class CulmExtension(Struct, frozen=True, omit_defaults=True):
 
     def __repr__(self) -> str:
         # An environment may contain keys, and a chosen model has one.
-        return f"Extension(control_fd={self.control_fd}, host_calls={self.host_calls}, …)"
+        return f"CulmExtension(control_fd={self.control_fd}, host_calls={self.host_calls}, …)"
 
 
 class Provision(Struct, frozen=True, omit_defaults=True):
