@@ -60,8 +60,8 @@ STOP_S = 5.0  # The time that a stopped run has to release everything it started
 
 
 class Runs:
-    def __init__(self, world: TurnContext, on_live: Callable[[int], None]) -> None:
-        self._world = world
+    def __init__(self, context: TurnContext, on_live: Callable[[int], None]) -> None:
+        self._context = context
         self._on_live = on_live  # Called with the number of live runs whenever it changes.
         # Live runs of each session, in queue order.
         self._lines: dict[SessionId, list[LiveRun]] = {}
@@ -69,8 +69,8 @@ class Runs:
         self._workers: dict[SessionId, asyncio.Task[None]] = {}
         self._held: dict[RunId, RunChanged] = {}  # Held runs, which a person may start or drop.
         self._turns: dict[asyncio.Task[Ending], RunId] = {}
-        self._accounts = Accounts(world.settings)
-        self._titles = Titles(world)
+        self._accounts = Accounts(context.settings)
+        self._titles = Titles(context)
         self._closing = False
 
     # --- reading
@@ -130,7 +130,7 @@ class Runs:
                 raise RunIdReused(run_id)
             return known
         line = self.line(session_id)
-        chosen = asked.model or self._world.models.choose("large")
+        chosen = asked.model or self._context.models.choose("large")
         if steers and line:  # It addresses the running turn, so it uses the settings of that run.
             chosen = SelectedModel(model=line[0].model, provider=line[0].provider)
             asked = replace(asked, approval=line[0].asked.approval)
@@ -143,7 +143,7 @@ class Runs:
         self.check_room([asked], line)
         works_for = None if duty is None else duty.works_for
         new = NewRun(
-            id=run_id or self._world.ids.run(),
+            id=run_id or self._context.ids.run(),
             session_id=session_id,
             kind=asked.kind,
             state=rules.state_at_acceptance(line),
@@ -175,7 +175,7 @@ class Runs:
             above=above if duty is None else duty.above,
         )
         self._enter(run)
-        run.accepted = self._world.store.write(
+        run.accepted = self._context.store.write(
             accept_run(new, before), partial(self._accepted, run), lambda _: self._leave(run)
         )
         run.accepted.add_done_callback(lambda _: self.join(session_id))
@@ -194,12 +194,12 @@ class Runs:
 
     def check_room(self, wanted: Sequence[RunRequest], line: Sequence[LiveRun] = ()) -> None:
         """Raise `LimitExceeded` if the requests cannot all be accepted behind the given queue."""
-        check_room(self.live(), line, wanted, self._world.settings)
+        check_room(self.live(), line, wanted, self._context.settings)
 
     def resume(self, recovered: RecoveryReport) -> None:
         """Take over the accepted runs of the last server, in the queue order of each session."""
         self._held = {run.id: changed_of(run) for run in recovered.held}
-        self._world.gate.restore(recovered.asks)
+        self._context.gate.restore(recovered.asks)
         for one, body in recovered.resumed:
             run = live_again(one, body, one.run.state, self._accounts.reopen(one))
             if run.state == "active":
@@ -236,7 +236,7 @@ class Runs:
         run = live_again(held, body, state, self._accounts.reopen(held))
         self.check_room([run.asked], line)
         self._enter(run)
-        run.accepted = self._world.store.write(
+        run.accepted = self._context.store.write(
             release_run(run.id, run.session_id, state),
             lambda _: self.forget_held(run.id),
             lambda _: self._leave(run),
@@ -256,7 +256,7 @@ class Runs:
         self._by_id[run.id] = run
         self._lines.setdefault(run.session_id, []).append(run)
         if run.session_id not in self._workers and not self._closing:
-            self._workers[run.session_id] = self._world.tasks.create_task(
+            self._workers[run.session_id] = self._context.tasks.create_task(
                 self._work(run.session_id), name=f"session {run.session_id}"
             )
         self._on_live(len(self._by_id))
@@ -272,7 +272,7 @@ class Runs:
             del self._lines[run.session_id]
         run.admitted.set()
         run.ended.set()
-        self._world.gate.forget_run(run.id)
+        self._context.gate.forget_run(run.id)
         self._on_live(len(self._by_id))
 
     def _ended(self, run: LiveRun, ending: Ending) -> None:
@@ -296,7 +296,7 @@ class Runs:
         if fresh:
             where = session_id or named[0].session_id
             ids = [run.id for run in fresh]
-            unit = add_cancel(self._world.ids.cancel(), where, target, ids)
+            unit = add_cancel(self._context.ids.cancel(), where, target, ids)
 
             def committed(ended: list[RunId]) -> None:
                 for run in fresh:
@@ -309,7 +309,7 @@ class Runs:
                     for run in fresh:  # They stop nevertheless; another cancel records it.
                         run.cancelling = None
 
-            written = self._world.store.write(unit, committed)
+            written = self._context.store.write(unit, committed)
             written.add_done_callback(settled)
             for run in fresh:
                 run.cancelling = written
@@ -344,7 +344,7 @@ class Runs:
         run.stop = why
         if run.task is not None:
             run.task.cancel()
-            self._world.clock.call_later(STOP_S, run.give_up)
+            self._context.clock.call_later(STOP_S, run.give_up)
 
     def on_store_failing(self) -> None:
         """Stop every turn, as its results cannot be stored; they end once writing works again."""
@@ -359,7 +359,7 @@ class Runs:
         Runs that wait for a person keep waiting, too, unless `for_good`.
         """
         self._closing = True
-        self._world.gate.stop()
+        self._context.gate.stop()
         self._titles.stop()
         for run in self.live():
             if run.task is not None:
@@ -367,7 +367,7 @@ class Runs:
         stopped = [run for run in self.live() if run.stop == "interrupted"]
         if self._workers:
             # A failing store is not waited for: the next start recovers the runs.
-            failing = self._world.store.health.state == "failing"
+            failing = self._context.store.health.state == "failing"
             bound_s = STOP_S if failing else 2 * STOP_S
             await asyncio.wait(self._workers.values(), timeout=bound_s)
         for worker in self._workers.values():
@@ -378,7 +378,7 @@ class Runs:
             run.ended.set()  # For waiters in this process; the next start continues the run.
         interrupted = {run.session_id for run in stopped if run.is_interrupted}
         holding = [
-            self._world.store.write(hold_run(run.id, rules.BEHIND_INTERRUPTED), run.rest)
+            self._context.store.write(hold_run(run.id, rules.BEHIND_INTERRUPTED), run.rest)
             for run in self.live()
             if run.session_id in interrupted and run.is_waiting and not run.joins
         ]
@@ -386,7 +386,7 @@ class Runs:
             await asyncio.wait(holding, timeout=STOP_S)
 
     def _parks(self, run: LiveRun) -> bool:
-        is_answered = self._world.gate.is_being_answered(run.id)
+        is_answered = self._context.gate.is_being_answered(run.id)
         return run.is_unbegun or (run.may_park() and not is_answered)
 
     # --- working: one task per session, which alone takes its runs and stores their ends
@@ -403,17 +403,17 @@ class Runs:
         del self._workers[session_id]
 
     async def _carry_out(self, run: LiveRun) -> None:
-        world = self._world
+        context = self._context
         journal = TurnJournal(
             run,
-            setting_of(world, run),
-            world.store,
-            world.messages,
-            world.clock,
+            setting_of(context, run),
+            context.store,
+            context.messages,
+            context.clock,
             lambda: [other for other in self.joining(run) if run.hears(other)],
         )
         if run.duty is None:  # The state of a turn that runs elsewhere would be lost.
-            run.may_park = lambda: world.gate.waits(run.id) and not journal.has_begun_calls()
+            run.may_park = lambda: context.gate.waits(run.id) and not journal.has_begun_calls()
         # In parallel to the commit, which takes as long, unless the commit also creates the
         # session.
         trouble = None if run.duty is not None else await self._prepare(run, journal)
@@ -439,7 +439,7 @@ class Runs:
         if run.stop == "parked":
             return  # Unchanged: the next start finds it waiting.
         if run.stop == "canceled":
-            run.left = await world.find_left(run.id)
+            run.left = await context.find_left(run.id)
             is_over = run.task is None or run.task.done()
             if not is_over and run.pid():
                 run.left.append(run.pid())
@@ -472,7 +472,7 @@ class Runs:
         self._turns[task] = run.id
         task.add_done_callback(self._turns.pop)
         run.given_up = loop.create_future()
-        run.began_s = self._world.clock.now_s()
+        run.began_s = self._context.clock.now_s()
         self._limit_time(run, run.account.limits.wall_s)
         try:
             await asyncio.wait({task, run.given_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -490,13 +490,13 @@ class Runs:
         run.account.set_limits(limits)
         if run.task is not None and not run.task.done():
             self._limit_time(run, limits.wall_s)
-        return self._world.store.write(set_limits(run.id, asked))
+        return self._context.store.write(set_limits(run.id, asked))
 
     def _limit_time(self, run: LiveRun, wall_s: float) -> None:
-        run.limit_time(self._world.clock, wall_s, lambda: self._stop(run, "budget"))
+        run.limit_time(self._context.clock, wall_s, lambda: self._stop(run, "budget"))
 
     def _turn(self, run: LiveRun, journal: TurnJournal) -> Coroutine[Any, Any, Ending]:
         if run.duty is not None:
-            return self._world.run_elsewhere(run, journal)
+            return self._context.run_elsewhere(run, journal)
         begin_title = partial(self._titles.begin, run.asked)
-        return run_turn(self._world, run, journal, lambda: begin_title(journal.session))
+        return run_turn(self._context, run, journal, lambda: begin_title(journal.session))

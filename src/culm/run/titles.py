@@ -29,8 +29,8 @@ PROMPT_CHARS = 4000  # Enough of a prompt to find a title.
 class Titles:
     """The title requests in progress, one per session. Created with the runs of a workspace."""
 
-    def __init__(self, world: TurnContext) -> None:
-        self._world = world
+    def __init__(self, context: TurnContext) -> None:
+        self._context = context
         self._tasks: dict[SessionId, asyncio.Task[None]] = {}
         self._is_stopped = False
 
@@ -38,8 +38,8 @@ class Titles:
         """Start beside the turn, and independently of it: a cancelled prompt still gets a title."""
         if not asked.prompt.strip() or session.id in self._tasks or self._is_stopped:
             return
-        task = self._world.tasks.create_task(
-            give_title(self._world, session, asked), name=f"title {session.id}"
+        task = self._context.tasks.create_task(
+            give_title(self._context, session, asked), name=f"title {session.id}"
         )
         self._tasks[session.id] = task
         task.add_done_callback(lambda _: self._tasks.pop(session.id))
@@ -55,15 +55,15 @@ class Titles:
             task.cancel()
 
 
-async def give_title(world: TurnContext, session: Session, asked: RunRequest) -> None:
+async def give_title(context: TurnContext, session: Session, asked: RunRequest) -> None:
     """Ask the small model, then the large one, and store the title; never fails a run.
 
     If the run's caller chose a model, no other model may read the prompt.
     """
     try:
-        title, cost = await _find_title(world, session.id, asked)
+        title, cost = await _find_title(context, session.id, asked)
         unit = set_title(session.id, title, instead_of=session.title, cost=cost)
-        await world.store.write(unit)
+        await context.store.write(unit)
     except AppError as exc:
         log.info("a title was not stored: %s", exc.message)
     except Exception:  # boundary: everything works without a title
@@ -71,11 +71,11 @@ async def give_title(world: TurnContext, session: Session, asked: RunRequest) ->
 
 
 async def _find_title(
-    world: TurnContext, session_id: SessionId, asked: RunRequest
+    context: TurnContext, session_id: SessionId, asked: RunRequest
 ) -> tuple[str, float]:
-    for chosen in _candidates(world.models, asked.model):
+    for chosen in _candidates(context.models, asked.model):
         try:
-            return await _ask_in_time(world, chosen, session_id, asked.prompt)
+            return await _ask_in_time(context, chosen, session_id, asked.prompt)
         except AppError as exc:
             log.info("no title from %s: %s", chosen.settings.model, exc.message)
     return UNTITLED, 0.0
@@ -90,13 +90,13 @@ def _candidates(models: Models, wanted: SelectedModel | None) -> Iterable[Chosen
 
 
 async def _ask_in_time(
-    world: TurnContext, chosen: ChosenModel, session_id: SessionId, prompt: str
+    context: TurnContext, chosen: ChosenModel, session_id: SessionId, prompt: str
 ) -> tuple[str, float]:
     """Bound the request by the injected clock, which `asyncio.timeout` does not use."""
     try:
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(_ask(world.models, chosen, session_id, prompt))
-            waiting = group.create_task(pause(world.clock, TITLE_S))
+            asking = group.create_task(_ask(context.models, chosen, session_id, prompt))
+            waiting = group.create_task(pause(context.clock, TITLE_S))
             await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
             asking.cancel()
             waiting.cancel()

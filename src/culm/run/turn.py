@@ -56,11 +56,11 @@ class TurnContext:
 
 
 async def run_turn(
-    world: TurnContext, run: LiveRun, journal: TurnJournal, begin_title: Callable[[], None]
+    context: TurnContext, run: LiveRun, journal: TurnJournal, begin_title: Callable[[], None]
 ) -> Ending:
     """Run a turn to its end; only a cancel leaves it as an exception."""
     try:
-        return await _run_loop(world, run, journal, begin_title)
+        return await _run_loop(context, run, journal, begin_title)
     except AppError as exc:
         return ending_of_error(exc)
     except Exception:  # boundary: a bug in one run is that run's error
@@ -69,20 +69,20 @@ async def run_turn(
 
 
 async def _run_loop(
-    world: TurnContext, run: LiveRun, journal: TurnJournal, begin_title: Callable[[], None]
+    context: TurnContext, run: LiveRun, journal: TurnJournal, begin_title: Callable[[], None]
 ) -> Ending:
-    context = await world.read_project_context()
+    project = await context.read_project_context()
     models = await open_model_chain(
-        world.models,
-        context,
+        context.models,
+        project,
         (run.provider, run.model),
-        lambda chosen: journal.hand_over(_setting_of(world, chosen)),
+        lambda chosen: journal.hand_over(_setting_of(context, chosen)),
     )
 
     async def wait(delay_s: float, failure: ModelFailed) -> None:
         retry = RunRetry(run.id, run.session_id, delay_s, failure.title, failure.message)
-        world.publish(TransientEvent("run_retry", run.session_id, encode(retry)))
-        await pause(world.clock, jittered(delay_s, world.ids.chance()))
+        context.publish(TransientEvent("run_retry", run.session_id, encode(retry)))
+        await pause(context.clock, jittered(delay_s, context.ids.chance()))
 
     if run.kind == "summary":
         if journal.history:
@@ -105,16 +105,16 @@ async def _run_loop(
                 # retries.
                 raise
 
-    tools = dict(world.tools())
+    tools = dict(context.tools())
     if run.asked.approval.headless:
         tools.pop(QUESTION, None)  # Nobody can answer.
     turn = TurnInput(
         models=models,
         tools=tools,
-        admit=lambda tool, call: world.gate.admit(tool, call, run.asked.approval),
-        watch=lambda call: _watch(world, call),
+        admit=lambda tool, call: context.gate.admit(tool, call, run.asked.approval),
+        watch=lambda call: _watch(context, call),
         journal=journal,
-        limits=lambda: effective(run.account.limits, world.settings),
+        limits=lambda: effective(run.account.limits, context.settings),
         meter=run.account,
         pause=wait,
         spent=run.spent,
@@ -123,7 +123,7 @@ async def _run_loop(
     return await take_turn(turn, journal.reentered)
 
 
-def _watch(world: TurnContext, call: CallRequest) -> Watch:
+def _watch(context: TurnContext, call: CallRequest) -> Watch:
     """Publish the output of a call while it runs."""
     offset = 0
 
@@ -131,22 +131,24 @@ def _watch(world: TurnContext, call: CallRequest) -> Watch:
         nonlocal offset
         output = CallOutput(SessionId(call.session_id), call.id, offset, text)
         offset += len(text)
-        world.publish(TransientEvent("call_output", call.session_id, encode(output)))
+        context.publish(TransientEvent("call_output", call.session_id, encode(output)))
 
     return watch
 
 
-def setting_of(world: TurnContext, run: LiveRun) -> JournalSetting:
+def setting_of(context: TurnContext, run: LiveRun) -> JournalSetting:
     """Return the journal's settings for the model recorded at acceptance."""
-    if world.models.why_not(run.provider, run.model):
-        return _setting(world, run.provider, run.model, window=0)
-    return _setting_of(world, world.models.get(run.provider, run.model))
+    if context.models.why_not(run.provider, run.model):
+        return _setting(context, run.provider, run.model, window=0)
+    return _setting_of(context, context.models.get(run.provider, run.model))
 
 
-def _setting_of(world: TurnContext, chosen: ChosenModel) -> JournalSetting:
+def _setting_of(context: TurnContext, chosen: ChosenModel) -> JournalSetting:
     window = chosen.info.context_window
-    return _setting(world, chosen.provider_id, chosen.settings.model, window=window)
+    return _setting(context, chosen.provider_id, chosen.settings.model, window=window)
 
 
-def _setting(world: TurnContext, provider_id: str, model_id: str, *, window: int) -> JournalSetting:
-    return JournalSetting(model_id, provider_id, window, world.tools(), world.models.compacts)
+def _setting(
+    context: TurnContext, provider_id: str, model_id: str, *, window: int
+) -> JournalSetting:
+    return JournalSetting(model_id, provider_id, window, context.tools(), context.models.compacts)

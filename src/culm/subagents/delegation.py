@@ -61,13 +61,13 @@ class TreeDelegation:
 
     def __init__(
         self,
-        world: TurnContext,
+        context: TurnContext,
         agents: AgentTree,
         runs: Runs,
         starter: AgentStarter,
         serve_mail: Callable[[AgentCaller, MailRequest], Awaitable[CallResult]],
     ) -> None:
-        self._world = world
+        self._context = context
         self._agents = agents
         self._runs = runs
         self._starter = starter
@@ -104,7 +104,7 @@ class TreeDelegation:
 
     async def caller_of(self, run: LiveRun) -> AgentCaller:
         """Return a run as the caller of requests, with its rights."""
-        names = list(self._world.tools())
+        names = list(self._context.tools())
         model = SelectedModel(model=run.model, provider=run.provider)
         if run.duty is None:
             session_id = run.session_id
@@ -164,7 +164,7 @@ class TreeDelegation:
         if not _is_enough(request.until, ended):
             async with self._agents.waiting_for_agents(run):
                 waiting = self._until_ended(live, request.until, watch)
-                if await within(self._world.clock, request.timeout_s, waiting) is None:
+                if await within(self._context.clock, request.timeout_s, waiting) is None:
                     note = f"Time is up after {request.timeout_s:g} s; running agents continue."
         return result_of([await self._report_of(agent.agent_id) for agent in wanted], note)
 
@@ -258,7 +258,7 @@ class TreeDelegation:
             stopped += self._runs.of_session(stored.agent.session_id)
             for commit in self._runs.cancel_session(stored.agent.session_id, "agent"):
                 await asyncio.shield(commit)
-        await within(self._world.clock, END_S, all_ended(stopped))
+        await within(self._context.clock, END_S, all_ended(stopped))
         again = [await self._agents.get(stored.agent.agent_id) for stored in wanted]
         result = result_of([AgentReport(stored.agent) for stored in again])
         return CallResult(result.content, metadata=result.metadata)
@@ -276,7 +276,7 @@ class TreeDelegation:
         try:
             stored = await self._agents.get(name)
         except NotFound:
-            if await self._world.store.read(find_session(name)) is not None:
+            if await self._context.store.read(find_session(name)) is not None:
                 raise StartRefused(f"{name} is not your sub-agent; use mail") from None
             raise StartRefused(f"there is no agent {name!r} in this project") from None
         if caller.agent_id not in stored.path[:-1]:

@@ -129,19 +129,19 @@ class AgentTree:
 
     def __init__(
         self,
-        world: TurnContext,
+        context: TurnContext,
         fleet: Fleet,
         worktrees: AgentWorktrees,
         environment: Callable[[], AgentEnvironment],
     ) -> None:
-        self._world = world
+        self._context = context
         self._worktrees = worktrees
         # By the top of a tree, while any of its agents works.
         self._slots: weakref.WeakValueDictionary[str, AgentSlots] = weakref.WeakValueDictionary()
         self._waits: dict[str, list[Waiting]] = {}  # The waits of each agent, the latest last.
         self._calls_waiting: Counter[LiveRun] = Counter()  # Calls of a run that wait for agents.
         self._done = BoundedDict[FinishedRun](DONE_MAX)  # By run.
-        self.sweeper = WorktreeSweeper(worktrees, world.store, world.tasks, self._live)
+        self.sweeper = WorktreeSweeper(worktrees, context.store, context.tasks, self._live)
         self.roots: set[str] = set()  # Sessions of agents that a client started.
         self._fleet = fleet
         self._environment = environment
@@ -152,8 +152,10 @@ class AgentTree:
     def join(self, runs: Runs, delegation: Delegation) -> None:
         """Connect the tree to the runs and the delegation, which in turn need the tree."""
         self.runs, self.delegation = runs, delegation
-        context = ReplayContext(self, self._world.publish, self._note)
-        self._turns = WorkerTurns(self._fleet, self._world.models, runs, self._environment, context)
+        replay = ReplayContext(self, self._context.publish, self._note)
+        self._turns = WorkerTurns(
+            self._fleet, self._context.models, runs, self._environment, replay
+        )
 
     # --- turns
 
@@ -170,7 +172,7 @@ class AgentTree:
     async def _run_turn(self, run: LiveRun, journal: TurnJournal) -> Ending:
         assert self._turns is not None, "join was called"
         await self.sweeper.begin_work(_duty(run).path)
-        stored = await self._world.store.read(find_agent(run.agent_id))
+        stored = await self._context.store.read(find_agent(run.agent_id))
         if stored is None:
             return GONE
         try:
@@ -215,7 +217,7 @@ class AgentTree:
             branch=kept.branch,
             terms=encode(terms).decode(),
         )
-        await asyncio.shield(self._world.store.write(unit))
+        await asyncio.shield(self._context.store.write(unit))
         return await self.get(agent.agent_id)
 
     async def _finish(self, stored: StoredAgent, files: tuple[str, ...]) -> FinishedRun:
@@ -236,7 +238,7 @@ class AgentTree:
     def _relative_path(self, file: str) -> str:
         """Make the path of a file in the workspace relative to it."""
         inside = PurePosixPath(file)
-        path = PurePosixPath(self._world.path)
+        path = PurePosixPath(self._context.path)
         return str(inside.relative_to(path)) if inside.is_relative_to(path) else file
 
     def done(self, run_id: str) -> FinishedRun:
@@ -245,7 +247,7 @@ class AgentTree:
     def _slots_of(self, run: LiveRun) -> AgentSlots:
         """Return the slots that all agents below the same top share."""
         top = _duty(run).path[0]
-        return self._slots.setdefault(top, AgentSlots(self._world.settings.agents_at_once))
+        return self._slots.setdefault(top, AgentSlots(self._context.settings.agents_at_once))
 
     @asynccontextmanager
     async def waiting_for_agents(self, run: LiveRun) -> AsyncGenerator[None]:
@@ -292,7 +294,7 @@ class AgentTree:
         waiting_for: Waiting = waits[-1] if waits else ""
         if run.stop is None:
             unit = set_agent_activity(run.agent_id, waiting_for=waiting_for, pid=run.pid())
-            self._world.store.write(unit)
+            self._context.store.write(unit)
 
     # --- requests of workers to their host
 
@@ -321,13 +323,13 @@ class AgentTree:
         approval = run.asked.approval
         try:
             async with self._waiting(run, "ask"):
-                return await self._world.gate.allow_agent(pending, approval, duty.above)
+                return await self._context.gate.allow_agent(pending, approval, duty.above)
         except NoApprover as exc:
             raise ApprovalUnavailable(str(exc)) from exc
 
     def on_allowed(self, run: LiveRun, call_id: str, by: str) -> None:
         """Publish that the worker's rules allowed a call without an approval request."""
-        self._world.gate.notify_allowed(call_of(run, call_id, ""), by)
+        self._context.gate.notify_allowed(call_of(run, call_id, ""), by)
 
     async def carry_out(self, run: LiveRun, call: CallRequest, args: Mapping[str, Json]) -> Json:
         try:
@@ -365,7 +367,7 @@ class AgentTree:
             asked.confirm_description,
         )
         async with self._waiting(run, "question"):
-            answered = await self._world.gate.ask_people(
+            answered = await self._context.gate.ask_people(
                 inquiry, call, run.asked.approval, _duty(run).path
             )
         if isinstance(answered, CallResult):
@@ -378,26 +380,26 @@ class AgentTree:
     async def _may_ask(self, run: LiveRun) -> bool:
         """Check that the agent has the tool; as with requests, the worker is not trusted."""
         terms = decode((await self.get(run.agent_id)).terms, AgentTerms)
-        has_tool = QUESTION in allowed_tools(self._world.tools(), terms)
+        has_tool = QUESTION in allowed_tools(self._context.tools(), terms)
         return has_tool and not run.asked.approval.headless
 
     # --- queries and budgets
 
     async def get(self, agent_id: str) -> StoredAgent:
-        stored = await self._world.store.read(find_agent(agent_id))
+        stored = await self._context.store.read(find_agent(agent_id))
         if stored is None:
             raise AgentNotFound(agent_id)
         return stored
 
     async def list(self, agent_id: str = "") -> list[RawAgent]:
         """List all agents, or those below one, in the order they were started, as JSON."""
-        return await self._world.store.read(shown_below(agent_id))
+        return await self._context.store.read(shown_below(agent_id))
 
     async def details(self, agent_id: str) -> AgentDetails:
         stored = await self.get(agent_id)
         agent = stored.agent
-        children = await self._world.store.read(children_of(agent.agent_id))
-        found = await self._world.store.read(conversation(agent.session_id))
+        children = await self._context.store.read(children_of(agent.agent_id))
+        found = await self._context.store.read(conversation(agent.session_id))
         messages = () if found is None else found[1]
         users = [message for message in messages if message.role == "user"]
         answers = [message for message in messages if message.role == "assistant"]
@@ -410,11 +412,11 @@ class AgentTree:
         )
 
     async def children(self, agent_id: str) -> Sequence[Agent]:
-        return await self._world.store.read(children_of(agent_id))
+        return await self._context.store.read(children_of(agent_id))
 
     async def sessions_above(self, session_id: SessionId) -> tuple[SessionId, ...]:
         """List the ancestors of a session, from the top."""
-        return tuple(reversed(await self._world.store.read(sessions_above(session_id))))
+        return tuple(reversed(await self._context.store.read(sessions_above(session_id))))
 
     def has_session(self, session_id: str) -> bool:
         """Return True if the session belongs to an agent, not to people."""
@@ -422,7 +424,7 @@ class AgentTree:
 
     async def find_duty(self, agent_id: str) -> tuple[Agent, AgentDuty] | None:
         """Find an agent by its id or its session's, with the duty of a run from outside."""
-        stored = await self._world.store.read(find_agent(agent_id))
+        stored = await self._context.store.read(find_agent(agent_id))
         if stored is None:
             return None
         above = await self.sessions_above(stored.agent.session_id)
@@ -435,7 +437,7 @@ class AgentTree:
         for run in self.runs.line(agent.session_id):
             if run.agent_id == agent.agent_id:
                 self.runs.set_limits(run, budget)
-        return await asyncio.shield(self._world.store.write(set_budget(agent.agent_id, budget)))
+        return await asyncio.shield(self._context.store.write(set_budget(agent.agent_id, budget)))
 
 
 def _duty(run: LiveRun) -> AgentDuty:

@@ -63,7 +63,7 @@ class AgentService:
 
     def __init__(
         self,
-        world: TurnContext,
+        context: TurnContext,
         agents: AgentTree,
         starter: AgentStarter,
         runs: Runs,
@@ -74,7 +74,7 @@ class AgentService:
         self.agents = agents
         self.mail = mail
         self.outbox = outbox
-        self._world = world
+        self._context = context
         self._starter = starter
         self._runs = runs
         self._check_open = check_open
@@ -86,10 +86,10 @@ class AgentService:
     async def start_agent(self, body: StartAgent) -> Agent:
         """Start an agent outside a conversation; its assignment is accepted when this returns."""
         self._check_open()
-        model = self._world.models.choose("large")
+        model = self._context.models.choose("large")
         if model is None:
             raise AgentNotReady
-        names = list(self._world.tools())
+        names = list(self._context.tools())
         approval = ApprovalPolicy(body.headless, parse_approve(body.approve))
         caller = AgentCaller("", (), (), top_agent(names, model), approval)
         assignment = AgentAssignment(
@@ -129,7 +129,7 @@ class AgentService:
         stopped = self._runs.of_session(agent.session_id)
         for commit in self._runs.cancel_session(agent.session_id, "agent"):
             await asyncio.shield(commit)
-        await within(self._world.clock, CANCEL_WAIT_S, all_ended(stopped))
+        await within(self._context.clock, CANCEL_WAIT_S, all_ended(stopped))
         return (await self.agents.get(agent_id)).agent
 
     async def set_budget(self, agent_id: str, change: ChangeBudget) -> Agent:
@@ -195,9 +195,9 @@ class AgentService:
 
     async def prepare(self) -> None:
         """Load the agents at work and any leftovers, before a run continues."""
-        roots = await self._world.store.read(children_of(""))
+        roots = await self._context.store.read(children_of(""))
         self.agents.roots.update(agent.session_id for agent in roots)
-        for agent in await self._world.store.read(agents_at_work):
+        for agent in await self._context.store.read(agents_at_work):
             self._at_work[agent.agent_id] = TransientEvent(
                 "agent_changed", agent.session_id, encode(agent)
             )
@@ -246,7 +246,7 @@ class AgentService:
 
     async def workers(self) -> list[Process]:
         """Return the worker processes of agents."""
-        now_s = self._world.clock.now_s()
+        now_s = self._context.clock.now_s()
         runs = [run for run in self._runs.live() if run.duty is not None and run.pid()]
         stats = await asyncio.to_thread(lambda: [find_stat(run.pid()) for run in runs])
         return [
@@ -267,7 +267,7 @@ class AgentService:
 
 
 def make_agent_service(
-    world: TurnContext,
+    context: TurnContext,
     runs: Runs,
     toolbox: Toolbox,
     configuration: WorkspaceConfig,
@@ -290,41 +290,41 @@ def make_agent_service(
             tooling=configuration.tooling,
             tools=list(toolbox.tools()),
             context=context_paths_of(configuration.shown.options),
-            depth_max=world.settings.agents_depth_max,
-            steps_max=world.settings.run_steps_max,
-            compacts=world.models.compacts,
+            depth_max=context.settings.agents_depth_max,
+            steps_max=context.settings.run_steps_max,
+            compacts=context.models.compacts,
         )
 
     folder = project_folder(about.root, about.path)
     worktrees = AgentWorktrees(Worktrees(toolbox.context), about.path, folder / "worktrees")
-    agents = AgentTree(world, fleet_services.fleet, worktrees, place)
+    agents = AgentTree(context, fleet_services.fleet, worktrees, place)
     starter = AgentStarter(
-        world.store,
-        world.models,
+        context.store,
+        context.models,
         runs,
         worktrees,
         lambda: configuration.tooling,
-        world.clock,
-        world.ids,
-        world.settings,
+        context.clock,
+        context.ids,
+        context.settings,
         agents.roots.add,
     )
     post = fleet_services.make_post(folder / "mailboxes")
     outbox = OutgoingMail(
-        post, agents, world.store, world.clock, world.ids, fleet_services.blocking
+        post, agents, context.store, context.clock, context.ids, fleet_services.blocking
     )
     mail = MailRoom(
         post,
         outbox,
         runs,
-        world.store,
-        world.clock,
-        world.ids,
-        world.tasks,
+        context.store,
+        context.clock,
+        context.ids,
+        context.tasks,
         fleet_services.blocking,
     )
     mail.on_busy = on_mail
-    delegation = TreeDelegation(world, agents, runs, starter, outbox.serve)
+    delegation = TreeDelegation(context, agents, runs, starter, outbox.serve)
     agents.join(runs, delegation)
 
     def tools_of(tooling: ToolConfig) -> Mapping[str, Tool]:
@@ -332,4 +332,4 @@ def make_agent_service(
         return make_agent_tools(delegation, may_start=True, roles=roles)
 
     toolbox.offer(tools_of)
-    return AgentService(world, agents, starter, runs, mail, outbox, check_open)
+    return AgentService(context, agents, starter, runs, mail, outbox, check_open)

@@ -180,11 +180,11 @@ class LiveWorkspace:
             skip=about.yolo,
         )
         self.gate = self.toolbox.gate
-        world = self._world(clock, ids, cfg, tasks)
-        self.runs = Runs(world, lambda _: self._count_work())
+        context = self._context(clock, ids, cfg, tasks)
+        self.runs = Runs(context, lambda _: self._count_work())
         fleet_services = (self.toolbox, self.configuration, about, services)
         self._agent_service = make_agent_service(
-            world, self.runs, *fleet_services, self._check_open, self._count_work
+            context, self.runs, *fleet_services, self._check_open, self._count_work
         )
         self.files = SessionFiles(store, self._check_open)
         self.agent = RunService(self.runs, store, self._models, self._find_duty, self._check_open)
@@ -206,7 +206,7 @@ class LiveWorkspace:
         store.publish = self._publish
         store.on_health = self._publish_health
 
-    def _world(
+    def _context(
         self, clock: Clock, ids: Ids, cfg: Settings, tasks: asyncio.TaskGroup
     ) -> TurnContext:
         return TurnContext(
