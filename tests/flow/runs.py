@@ -183,7 +183,8 @@ class Harness:
     async def run(self, run_id: str) -> Run:
         return await self.ask(f"/runs/{run_id}", Run)
 
-    async def runs(self, **query: str) -> list[Run]:
+    async def runs(self, *, session: str = "", state: str = "") -> list[Run]:
+        query = {"session": session, "state": state}
         return await self.ask(f"/runs?{urlencode(query)}", list[Run])
 
     async def queue(self) -> list[QueuedPrompt]:

@@ -84,7 +84,7 @@ async def test_cancel_of_the_parent_session_ends_a_summary_of_an_agent_session(
             ).status == 409
             await harness.cancel()
             await harness.until_idle()
-        runs = await harness.runs(session_id=ann.session_id)
+        runs = await harness.runs(session=ann.session_id)
         assert [run.outcome for run in runs if run.kind == "summary"] == ["canceled"]
 
 
