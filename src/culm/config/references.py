@@ -18,6 +18,7 @@ from culm.errors import ModelFailed
 
 COMMAND_S = 10.0  # A password manager may prompt its user; after this long nobody is there.
 POLL_S = 0.005  # A command that has closed its output exits soon.
+REAP_ROUNDS_MAX = 50  # A killed process needs a moment to end.
 LOOK_S = 0.05  # The interval of checks on a command that prints nothing.
 OUTPUT_BYTES_MAX = 64 << 10
 VALUE_CHARS_MAX = 64 << 10  # No key, address or header is longer.
@@ -182,9 +183,21 @@ async def run_command(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        await _reap_orphans(process.pid)
     if status:
         raise UnresolvedReference(f"a command failed with status {status}", COMMAND_HINT)
     return output.decode(errors="replace").rstrip("\r\n")
+
+
+async def _reap_orphans(group: int) -> None:
+    """Collect processes of a killed group that were left to us, as a server is a subreaper."""
+    for _ in range(REAP_ROUNDS_MAX):
+        try:
+            while os.waitpid(-group, os.WNOHANG)[0]:  # noqa: ASYNC222 - never waits
+                pass
+        except ChildProcessError:
+            return
+        await asyncio.sleep(POLL_S)
 
 
 def _start(
