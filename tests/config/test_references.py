@@ -4,6 +4,8 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -281,6 +283,33 @@ async def test_a_command_canceled_during_its_start_leaves_no_descriptor(
             running.cancel()
         gc.collect()  # An unclosed file gives a warning, which is an error here.
     assert set(Path("/dev/fd").iterdir()) == before
+
+
+REAPS = """
+import asyncio, os, sys
+from pathlib import Path
+from culm.config.references import run_command
+from culm.processes.linux import become_subreaper
+become_subreaper()
+command = "(sleep 1000 & echo $! > pid); echo key"
+assert asyncio.run(run_command(command, os.environ, Path(sys.argv[1]))) == "key"
+try:
+    print(os.waitpid(-1, os.WNOHANG))
+except ChildProcessError:
+    print("no child")
+"""
+
+
+def test_killed_orphans_of_a_command_are_reaped(tmp_path: Path) -> None:
+    """A server adopts the orphans of its commands, as it is a subreaper."""
+    run = subprocess.run(
+        [sys.executable, "-c", REAPS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+    assert (run.stdout, run.stderr) == ("no child\n", "")
 
 
 async def until_gone(pids: Path) -> None:

@@ -47,7 +47,7 @@ def server_pid(folder: Path) -> int:
 
 
 def pid_at(path: Path) -> int:
-    """Return the pid of the process that listens on a socket, from its peer peer."""
+    """Return the pid of the process that listens on a socket."""
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
         peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

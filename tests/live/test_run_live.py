@@ -1,45 +1,19 @@
 """The status area of a run on a real terminal, and its removal."""
 
 import os
-import select
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from examples.recording.screen import Screen
 from examples.recording.tape import Keys, Step, play
 
-from culm.processes.linux import read_table
-from tests.support import WAIT_S
+from tests.live.machine import pid_at
 
 SPINNING = tuple("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
 COLUMNS, ROWS = 50, 12
 AGENTS = "Have one agent run `sleep 1`, and another run `sleep 2; echo 漢字漢字漢字漢字漢字漢字`"
-
-
-def find_server(folder: Path) -> int | None:
-    """Return the process id of the server that `culm run` started there."""
-    for stat in read_table().values():
-        with suppress(OSError):
-            args = Path(f"/proc/{stat.pid}/cmdline").read_bytes().split(b"\0")
-            if b"serve" in args and any(os.fsencode(folder) in arg for arg in args):
-                return stat.pid
-    return None
-
-
-def end_server(folder: Path) -> None:
-    """Wait until it is gone: the folder with its data is removed next."""
-    with suppress(ProcessLookupError):  # It may just have ended by itself.
-        if (pid := find_server(folder)) is not None:
-            handle = os.pidfd_open(pid)
-            try:
-                os.kill(pid, signal.SIGTERM)
-                os.kill(pid, signal.SIGCONT)
-                assert select.select([handle], [], [], WAIT_S)[0], "the server does not end"
-            finally:
-                os.close(handle)
 
 
 def run_on_terminal(folder: Path, options: str, prompt: str, *keys: Keys) -> Iterator[Screen]:
@@ -54,12 +28,9 @@ def run_on_terminal(folder: Path, options: str, prompt: str, *keys: Keys) -> Ite
     settings.write_text('{"detach_grace_s": 0.2, "linger_s": 0}')
     environ = {**os.environ, **own, "CULM_NO_DISCOVERY": "1", "NO_COLOR": "1"}
     screen = Screen(COLUMNS, ROWS)
-    try:
-        for beat in play([Step(command, keys, shown="run")], project, environ, COLUMNS, ROWS):
-            screen.feed(beat.data)
-            yield screen
-    finally:
-        end_server(folder)
+    for beat in play([Step(command, keys, shown="run")], project, environ, COLUMNS, ROWS):
+        screen.feed(beat.data)
+        yield screen
 
 
 def drawn_on(screen: Screen) -> list[str]:
@@ -103,13 +74,16 @@ def test_ctrl_c_removes_the_status_area(folder: Path) -> None:
 def test_second_ctrl_c_before_the_cancel_is_done_removes_the_status_area(folder: Path) -> None:
     """The server is stopped, so that the cancel cannot be done before the second Ctrl-C."""
     last: list[str] = []
-    is_stopped = False
+    server = 0
     keys = Keys("1 s · ", "\x03"), Keys("interrupt again", "\x03", pause_s=0.0)
-    for screen in run_on_terminal(folder, "--approve auto", "Run `sleep 30`", *keys):
-        last = screen.all_lines()
-        if not is_stopped and any("1 s · " in line for line in last):
-            server = find_server(folder)
-            assert server is not None
-            os.kill(server, signal.SIGSTOP)
-            is_stopped = True
+    try:
+        for screen in run_on_terminal(folder, "--approve auto", "Run `sleep 30`", *keys):
+            last = screen.all_lines()
+            if not server and any("1 s · " in line for line in last):
+                server = pid_at(folder / "s.sock")
+                os.kill(server, signal.SIGSTOP)
+    finally:
+        if server:
+            os.kill(server, signal.SIGTERM)
+            os.kill(server, signal.SIGCONT)
     assert_status_area_removed(last)
