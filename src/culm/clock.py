@@ -2,9 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Timer(Protocol):
@@ -44,6 +47,30 @@ async def pause(clock: Clock, delay_s: float) -> None:
         await over
     finally:
         timer.cancel()
+
+
+@asynccontextmanager
+async def time_limit(clock: Clock, seconds: float) -> AsyncGenerator[asyncio.Timeout]:
+    """Limit the time of the block by that clock, as `asyncio.timeout` does; raises TimeoutError."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as bound:
+        timer = clock.call_later(seconds, lambda: bound.reschedule(loop.time()))
+        try:
+            yield bound
+        finally:
+            timer.cancel()
+
+
+async def within(clock: Clock, seconds: float, wait: Awaitable[T]) -> T | None:
+    """Return the result of `wait`; cancel it after that time by the clock and return None."""
+    bound: asyncio.Timeout | None = None
+    try:
+        async with time_limit(clock, seconds) as bound:
+            return await wait
+    except TimeoutError:
+        if bound is None or not bound.expired():
+            raise
+        return None
 
 
 def format_time(at_s: float) -> str:

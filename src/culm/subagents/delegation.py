@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import assert_never
 
+from culm.clock import within
 from culm.errors import AppError, NotFound
 from culm.ids import AgentId
 from culm.run.live_run import AgentDuty, LiveRun, RunRequest
@@ -37,7 +38,6 @@ from culm.tools.agent_requests import (
     WaitForAgents,
 )
 from culm.tools.base import CallRequest, CallResult, Watch
-from culm.tools.process.running import within
 from culm.wire.agents import Agent, Until, outcome_of_run
 from culm.wire.codec import decode
 from culm.wire.config import SelectedModel

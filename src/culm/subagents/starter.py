@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from culm.clock import Clock
+from culm.clock import Clock, within
 from culm.config.tooling import ToolConfig
 from culm.errors import LimitExceeded
 from culm.ids import AgentId, Ids, SessionId
@@ -28,7 +28,6 @@ from culm.subagents.start_policy import (
 )
 from culm.tools.agent_requests import AgentAssignment
 from culm.tools.base import CallRequest
-from culm.tools.process.running import within
 from culm.wire.codec import encode
 from culm.wire.config import SelectedModel
 

@@ -14,6 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from culm.clock import within
 from culm.model.base import ToolSpec
 from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.shell.judge import Judgement, judge
@@ -38,7 +39,6 @@ from culm.tools.process.running import (
     has_bash,
     output_receiver,
     start,
-    within,
 )
 from culm.wire.codec import printable
 from culm.wire.runs import CrashPolicy

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from culm.clock import time_limit
 from culm.model.base import ToolSpec
 from culm.tools.arguments import InvalidArguments, PathText, make_spec, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, ToolContext
@@ -30,7 +31,6 @@ from culm.tools.web.http_fetch import (
     Network,
     TimeoutSeconds,
     UrlText,
-    bounded,
     open_page,
 )
 from culm.wire.runs import CrashPolicy
@@ -88,7 +88,7 @@ class DownloadTool:
         part = _Part(self.context.paths, found, f".culm-{self.context.ids.file()}.tmp")
         try:
             async with (
-                bounded(self.context.clock, seconds),
+                time_limit(self.context.clock, seconds),
                 open_page(checked, self.network) as page,
             ):
                 _check(page, self.bytes_max)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from culm.clock import time_limit
 from culm.model.base import ToolSpec
 from culm.tools.arguments import InvalidArguments, make_spec, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, ToolContext
@@ -20,7 +21,6 @@ from culm.tools.web.http_fetch import (
     Network,
     TimeoutSeconds,
     UrlText,
-    bounded,
     check,
     open_page,
 )
@@ -93,7 +93,7 @@ class FetchTool:
         seconds = arguments.timeout or TIMEOUT_S
         try:
             async with (
-                bounded(self.context.clock, seconds),
+                time_limit(self.context.clock, seconds),
                 open_page(checked, self.network) as page,
             ):
                 _check_kind(page)
@@ -152,7 +152,7 @@ async def resolve_target(context: ToolContext, network: Network, url: str) -> Ch
     """Parse a URL and look up its addresses; raises `OpenRefused`."""
     site = parse_site(url)
     try:
-        async with bounded(context.clock, LOOKUP_S):
+        async with time_limit(context.clock, LOOKUP_S):
             return await check(site, network)
     except TimeoutError as exc:
         raise OpenRefused(

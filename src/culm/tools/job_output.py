@@ -5,13 +5,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from culm.clock import Clock
+from culm.clock import Clock, within
 from culm.model.base import ToolSpec
 from culm.tools.arguments import InvalidArguments, make_spec, metadata, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult, free_plan
 from culm.tools.files.safe_open import shown
 from culm.tools.process.jobs import BackgroundJob, BackgroundJobs
-from culm.tools.process.running import exit_text, within
+from culm.tools.process.running import exit_text
 from culm.wire.runs import CrashPolicy
 
 WAIT_S = 120.0  # Then the result reports that it is still running, and the model decides.

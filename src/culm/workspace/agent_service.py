@@ -7,6 +7,7 @@ that a client that disconnects changes nothing. `subagents/` implements the agen
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
+from culm.clock import within
 from culm.config.tooling import ToolConfig
 from culm.errors import AgentNotFound, AgentNotReady, InvalidRequest
 from culm.events.hub import TransientEvent
@@ -33,7 +34,6 @@ from culm.subagents.tree import AgentTree
 from culm.tools.agent_requests import AgentAssignment
 from culm.tools.agent_tools import make_agent_tools
 from culm.tools.base import Tool
-from culm.tools.process.running import within
 from culm.wire.agents import (
     Agent,
     ChangeBudget,

@@ -333,11 +333,11 @@ def delete_sessions(where: ServerTarget, names: Sequence[str], *, yes: bool) -> 
     session that is busy or has busy agents; the others are deleted. Raises `InvalidRequest` where
     nobody can be asked.
     """
-    deleted = visit(where, lambda workspace: _find_to_delete(workspace, names))
-    if not yes and not _is_confirmed(deleted):
+    found = visit(where, lambda workspace: _find_to_delete(workspace, names))
+    if not yes and not _is_confirmed(found):
         click.echo("nothing was deleted", err=True)
         return EXIT_FAILED
-    return visit(where, lambda workspace: _delete(workspace, deleted))
+    return visit(where, lambda workspace: _delete(workspace, found))
 
 
 async def _find_to_delete(
@@ -356,18 +356,18 @@ async def _find_to_delete(
     return found
 
 
-def _is_confirmed(deleted: Sequence[SessionToDelete]) -> bool:
+def _is_confirmed(found: Sequence[SessionToDelete]) -> bool:
     if not is_terminal():
         raise InvalidRequest("cannot ask for confirmation without a terminal", hint="use --yes")
-    for one in deleted:
+    for one in found:
         click.echo(one.text, err=True)
-    what = "this session" if len(deleted) == 1 else f"these {len(deleted)} sessions"
+    what = "this session" if len(found) == 1 else f"these {len(found)} sessions"
     return click.confirm(f"Delete {what} permanently?", err=True)
 
 
-async def _delete(workspace: RemoteWorkspace, deleted: Sequence[SessionToDelete]) -> int:
+async def _delete(workspace: RemoteWorkspace, found: Sequence[SessionToDelete]) -> int:
     status = 0
-    for one in deleted:
+    for one in found:
         try:
             await workspace.delete_session(one.id)
         except RequestRefused as exc:

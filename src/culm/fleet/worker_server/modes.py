@@ -2,11 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import assert_never
 
-from culm.clock import Clock
+from culm.clock import Clock, time_limit
 from culm.fleet.executor import Executor
 from culm.fleet.transport.base import Link, LinkListener
 from culm.fleet.worker_server.base import (
@@ -74,17 +72,5 @@ async def _accept(listener: LinkListener, clock: Clock, within_s: float | None) 
     """Raises TimeoutError."""
     if within_s is None:
         return await listener.accept()
-    async with _timeout(clock, within_s):
+    async with time_limit(clock, within_s):
         return await listener.accept()
-
-
-@asynccontextmanager
-async def _timeout(clock: Clock, delay_s: float) -> AsyncGenerator[None]:
-    """As `asyncio.timeout`, but by that clock."""
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(None) as bound:
-        timer = clock.call_later(delay_s, lambda: bound.reschedule(loop.time()))
-        try:
-            yield
-        finally:
-            timer.cancel()

@@ -9,7 +9,7 @@ import fcntl
 import os
 import shutil
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -260,23 +260,6 @@ def output_receiver(
             live.feed(data)
 
     return on_output
-
-
-async def within(clock: Clock, seconds: float, wait: Awaitable[T]) -> T | None:
-    """Return the result of `wait`; cancel it after that time by the clock and return None."""
-    loop = asyncio.get_running_loop()
-    bound = asyncio.timeout(None)
-    try:
-        async with bound:
-            timer = clock.call_later(seconds, lambda: bound.reschedule(loop.time()))
-            try:
-                return await wait
-            finally:
-                timer.cancel()
-    except TimeoutError:
-        if not bound.expired():
-            raise
-        return None
 
 
 def exit_text(exited: ProcessExit) -> str:

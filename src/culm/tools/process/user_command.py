@@ -2,11 +2,12 @@
 
 from contextlib import AsyncExitStack
 
+from culm.clock import within
 from culm.processes.base import ProcessExit, ProcessOwner, ProcessStartFailed
 from culm.tools.base import ToolContext
 from culm.tools.process.environment import user_command_env
 from culm.tools.process.output import CommandOutput, OutputSizes
-from culm.tools.process.running import CommandRequest, exit_text, output_receiver, start, within
+from culm.tools.process.running import CommandRequest, exit_text, output_receiver, start
 
 WALL_S = 3600.0  # The user can leave earlier, which ends it, too.
 SHOWN_BYTES_MAX = 512 << 10  # The output becomes part of a message.

@@ -22,7 +22,6 @@ from msgspec import Meta
 from yarl import URL
 
 from culm import __version__
-from culm.clock import Clock
 from culm.tools.files.safe_open import OpenRefused, shown
 from culm.tools.web.addresses import (
     CheckedTarget,
@@ -70,18 +69,6 @@ class Network:
 
     resolve: Resolve = resolve_by_system
     tls: ssl.SSLContext | bool = True
-
-
-@asynccontextmanager
-async def bounded(clock: Clock, seconds: float) -> AsyncGenerator[None]:
-    """Limit the time of the block by that clock; raises TimeoutError."""
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(None) as bound:
-        timer = clock.call_later(seconds, lambda: bound.reschedule(loop.time()))
-        try:
-            yield
-        finally:
-            timer.cancel()
 
 
 async def check(site: UrlTarget, network: Network) -> CheckedTarget:

@@ -12,7 +12,7 @@ from typing import cast
 
 import msgspec
 
-from culm.clock import Clock, format_time
+from culm.clock import Clock, format_time, within
 from culm.fleet.executor import ApprovalUnavailable, RunHost
 from culm.fleet.protocol.frames import PermissionPolicy
 from culm.fleet.provision import Capabilities
@@ -29,7 +29,6 @@ from culm.permission.gate import (
 )
 from culm.permission.policy import Allow, AskPerson, PolicyInput, Refuse, decide
 from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan, ResolvedAction, Tool
-from culm.tools.process.running import within
 from culm.wire.codec import Json, encode
 from culm.wire.rules import Rule
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from culm.clock import pause
+from culm.clock import pause, within
 from culm.errors import AppError, ModelFailed
 from culm.fleet.executor import (
     CANCELLED,
@@ -37,7 +37,6 @@ from culm.store.history import forget_versions
 from culm.store.sessions import find_session
 from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, Watch
 from culm.tools.files.file_executor import FileExecutor
-from culm.tools.process.running import within
 from culm.wire.endings import CANCELED, Ending, error_text
 from culm.wire.runs import Limits
 
