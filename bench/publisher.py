@@ -23,8 +23,7 @@ from culm.ids import Ids
 from culm.run.draft import Draft
 from culm.server.listen import TcpAddress
 from culm.settings import ServeOptions, Settings
-from culm.wire.messages import Finish, Text, TextPart
-from culm.wire.sessions import Session
+from culm.wire.messages import Finish, Session, Text, TextPart
 from culm.wire.workspaces import CreateWorkspace
 from culm.workspace.workspace import LiveWorkspace
 

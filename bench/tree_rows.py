@@ -9,7 +9,7 @@ from culm.store.agents import NewAgent, add_agent, assign_agent, begin_agent, en
 from culm.store.base import Tx, together
 from culm.store.sessions import add_session
 from culm.store.store import open_store
-from culm.wire.endings import Ending
+from culm.wire.runs import Ending
 from culm.workspace.roots import project_folder
 
 TOP = SessionId("11111111-1111-4111-8111-111111111111")  # The session at the top of the tree.

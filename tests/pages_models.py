@@ -10,8 +10,8 @@ from culm.config.schema import AgentRole, Hook, OwnTool, ProjectFile, ProviderFi
 from culm.model.catalog import known_providers
 from culm.model.dialects import BUILT_IN
 from culm.model.local_servers import LOCAL_SERVERS
+from culm.wire.asks import Rule
 from culm.wire.config import Model, Options, SelectedModel, TuiOptions
-from culm.wire.rules import Rule
 
 Hint = Any  # The type in an annotation.
 

@@ -2,7 +2,7 @@ import pytest
 
 from culm.cli.rules import approve_of, parse_rule, rule_for
 from culm.errors import InvalidRequest
-from culm.wire.rules import PATTERN_CHARS_MAX, RULES_MAX, Approve, Rule
+from culm.wire.asks import PATTERN_CHARS_MAX, RULES_MAX, Approve, Rule
 
 RULES = {
     "edit": Rule("allow", tool="edit"),

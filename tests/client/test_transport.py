@@ -27,9 +27,9 @@ from culm.client.transport import (
 )
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import WorkspaceId
-from culm.wire.agent import Attachment, Prompt
 from culm.wire.codec import decode
 from culm.wire.config import Config
+from culm.wire.runs import Attachment, Prompt
 from culm.wire.workspaces import CreateWorkspace, Workspace
 from tests.support import WAIT_S
 

@@ -14,9 +14,8 @@ from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged, PermissionNotification, QuestionChanged
 from culm.wire.codec import encode
 from culm.wire.events import CallOutput, MessageDelta
-from culm.wire.messages import Message, Text, TextPart, full_text
+from culm.wire.messages import Message, Session, Text, TextPart, full_text
 from culm.wire.runs import RunChanged, State
-from culm.wire.sessions import Session
 from culm.wire.workspaces import Snapshot, StoreHealth
 from tests.flow.agents_harness import held, open_agents, start, talk
 from tests.support import WAIT_S

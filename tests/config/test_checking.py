@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from culm.config.checking import PROBLEMS_MAX, CheckedDocument, ConfigProblem, check_text, key_of
 from culm.config.schema import HOOKS_MAX, OWN_TOOLS_MAX, ProjectFile, UserFile
+from culm.wire.asks import RULES_MAX
 from culm.wire.codec import Json, fit, strings_in
-from culm.wire.rules import RULES_MAX
 
 NOT_JSON = "use JSON; comments and trailing commas are allowed"
 

@@ -13,8 +13,8 @@ from culm.config.sources import FileSources, untrusted_notice
 from culm.config.tooling import ToolConfig, read_tooling
 from culm.config.trust import TrustedFiles
 from culm.errors import InvalidRequest
+from culm.wire.asks import Rule
 from culm.wire.codec import Json
-from culm.wire.rules import Rule
 
 DOCUMENT: Document = {
     "permissions": {"allowed_tools": ["view", "bash:execute"]},

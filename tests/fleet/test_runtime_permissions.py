@@ -19,8 +19,8 @@ from culm.fleet.worker.executors.runtime_settings import RuntimeSettings
 from culm.model.base import ToolSpec
 from culm.testing.script import Reply
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, Watch
+from culm.wire.asks import Rule
 from culm.wire.codec import Json
-from culm.wire.rules import Rule
 from culm.wire.runs import CrashPolicy
 from tests.fleet.runtime_harness import (
     ASKS,

@@ -20,11 +20,17 @@ from culm.store.writer import READERS
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.request_log import SeenRequest
 from culm.testing.script import Script
-from culm.wire.agent import AgentEvent, RunComplete
 from culm.wire.codec import decode
-from culm.wire.messages import Message, full_text
-from culm.wire.runs import CancelAnswer, CancelChanged, QueuedPrompt, Run, RunChanged
-from culm.wire.sessions import Session
+from culm.wire.messages import Message, Session, full_text
+from culm.wire.runs import (
+    AgentEvent,
+    CancelAnswer,
+    CancelChanged,
+    QueuedPrompt,
+    Run,
+    RunChanged,
+    RunComplete,
+)
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import Answer, held_database, send, until
 from tests.flow.probes import Probe, WaitableClock, script

@@ -11,12 +11,11 @@ from culm.client.http import RequestRefused
 from culm.ids import RunId
 from culm.server.routes import BY_NOUN, ROUTES
 from culm.testing.script import Reply
-from culm.wire.agent import Attachment, ShellRequest
 from culm.wire.agents import ChangeBudget, SendLetter, StartAgent
 from culm.wire.asks import QuestionResponse
 from culm.wire.config import OAuthToken, SelectedModel
 from culm.wire.messages import full_text
-from culm.wire.runs import Limits
+from culm.wire.runs import Attachment, Limits, ShellRequest
 from tests.flow.agents_harness import held, open_agents, talk
 from tests.flow.asking import QuestionProbe, asking, batch_in, open_asking, request_in
 from tests.flow.conftest import open_flow

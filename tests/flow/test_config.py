@@ -10,7 +10,6 @@ from culm.client.http import Client, RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Script
-from culm.wire.agent import AgentInfo
 from culm.wire.config import (
     RemoveConfig,
     SelectedModel,
@@ -19,6 +18,7 @@ from culm.wire.config import (
     SetModel,
     SetProviderKey,
 )
+from culm.wire.runs import AgentInfo
 from culm.wire.workspaces import Workspace
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import open_events, send

@@ -9,7 +9,7 @@ from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids, SessionId
 from culm.store.history import add_file
 from culm.wire.codec import decode
-from culm.wire.sessions import File, ReadFile
+from culm.wire.messages import File, ReadFile
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import UNKNOWN, open_events
 from tests.support import contract

@@ -8,9 +8,9 @@ import pytest
 from culm.client.stream import ServerEvent
 from culm.ids import AskId, SessionId
 from culm.testing.script import Script
-from culm.wire.agent import RunComplete
 from culm.wire.asks import Grant, Skip, SkipChanged
 from culm.wire.codec import decode
+from culm.wire.runs import RunComplete
 from tests.flow.asking import (
     answer,
     asks,

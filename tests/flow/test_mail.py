@@ -17,7 +17,7 @@ from culm.store.writer import connect
 from culm.subagents.mail_room import ASKS_AT_ONCE, CLAIMS_MAX
 from culm.wire.agents import LetterShown
 from culm.wire.codec import decode
-from culm.wire.endings import INTERRUPTED
+from culm.wire.runs import INTERRUPTED
 from tests.flow.agents_harness import AgentHarness, held, open_agents, talk
 from tests.flow.agents_restarts import AWAY_S, open_restarts
 from tests.flow.drive import until

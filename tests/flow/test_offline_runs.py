@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from culm.testing.model_server import open_model_server
-from culm.wire.agent import AgentInfo
 from culm.wire.events import MessageDelta
 from culm.wire.messages import full_text
+from culm.wire.runs import AgentInfo
 from tests.flow.config_files import open_configured
 from tests.flow.drive import until
 from tests.flow.probes import Gate, Probe

@@ -16,8 +16,7 @@ from culm.run.messages import Messages
 from culm.settings import Settings
 from culm.store.log import trim
 from culm.wire.events import MessageDelta, Resync
-from culm.wire.messages import Finish, Message, Text, TextPart, ToolCall, ToolCallPart
-from culm.wire.sessions import Session
+from culm.wire.messages import Finish, Message, Session, Text, TextPart, ToolCall, ToolCallPart
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import RawStream, ReconnectingMirror, open_events, send
 from tests.support import WAIT_S, contract

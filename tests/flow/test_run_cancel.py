@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from culm.testing.script import Reply, Script, ScriptedCall
-from culm.wire.agent import AgentEvent, RunComplete
 from culm.wire.messages import ReasoningPart, ToolCall
-from culm.wire.runs import CancelChanged, CancelledRun
+from culm.wire.runs import AgentEvent, CancelChanged, CancelledRun, RunComplete
 from tests.flow.drive import UNKNOWN, send, until
 from tests.flow.probes import TITLE, Gate, Probe, calling, script
 from tests.flow.reading import assert_answered, calls_of, finish_of, results_of

@@ -7,7 +7,7 @@ import pytest
 
 from culm.client.http import RequestRefused
 from culm.testing.script import Reply
-from culm.wire.agent import AgentInfo
+from culm.wire.runs import AgentInfo
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import connect, request_bytes, until
 from tests.flow.probes import script

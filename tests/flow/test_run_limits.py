@@ -9,8 +9,7 @@ from culm.client.stream import ServerEvent
 from culm.settings import Settings
 from culm.testing.script import Reply, ReplyRule, Script, ScriptedCall, ScriptedUsage
 from culm.tools.base import CallRequest, CallResult
-from culm.wire.messages import Message
-from culm.wire.sessions import Session
+from culm.wire.messages import Message, Session
 from tests.flow.drive import until
 from tests.flow.probes import TITLE, Gate, Probe, calling, script
 from tests.flow.reading import assert_answered, finish_of, results_of

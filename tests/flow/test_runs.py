@@ -7,8 +7,8 @@ import pytest
 
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply
-from culm.wire.agent import AgentEvent, AgentInfo, RunComplete
 from culm.wire.messages import Message, full_text
+from culm.wire.runs import AgentEvent, AgentInfo, RunComplete
 from tests.flow.drive import UNKNOWN, send
 from tests.flow.probes import script
 from tests.flow.runs import ReceivedEvents, has_text, open_harness, open_received, open_runs

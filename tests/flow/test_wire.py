@@ -17,9 +17,9 @@ from culm.server.listen import UnixAddress
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, ReplyRule, Script
 from culm.wire import messages as m
-from culm.wire.agent import RUN_HEADER
 from culm.wire.events import CRUSH_PAYLOADS
 from culm.wire.messages import Message
+from culm.wire.runs import RUN_HEADER
 from tests.crush_client.golang import unmarshal
 from tests.crush_client.types import event_type
 from tests.flow.conftest import FlowServer, open_flow

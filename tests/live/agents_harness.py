@@ -10,10 +10,10 @@ from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.testing.model_server import ModelServer
 from culm.testing.script import Reply, ScriptedCall
-from culm.wire.agent import Prompt
 from culm.wire.agents import Agent
 from culm.wire.codec import Json
 from culm.wire.messages import ToolResult
+from culm.wire.runs import Prompt
 from tests.flow.reading import assert_answered, results_of
 from tests.live.harness import RESUME_S, ProcessServer, make_directory
 from tests.live.run_harness import Watch, open_agent, open_watch

@@ -15,10 +15,9 @@ from culm.ids import SessionId
 from culm.testing.model_server import ModelServer
 from culm.testing.request_log import SeenRequest
 from culm.testing.script import Reply, ReplyRule, Script
-from culm.wire.agent import RunComplete
 from culm.wire.codec import decode
 from culm.wire.messages import FinishPart, Message, full_text
-from culm.wire.runs import Outcome, Run
+from culm.wire.runs import Outcome, Run, RunComplete
 from tests.live.harness import SERVE, ProcessServer, open_client_of, open_process_server
 from tests.support import WAIT_S, model_config
 

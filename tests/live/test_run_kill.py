@@ -12,9 +12,8 @@ from culm.ids import SessionId
 from culm.run.rules import BEHIND_INTERRUPTED, interrupted_call_text
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, ScriptedCall, ScriptedUsage
-from culm.wire.agent import Prompt
 from culm.wire.messages import ToolCallPart, ToolResultPart, full_text
-from culm.wire.runs import Limits
+from culm.wire.runs import Limits, Prompt
 from tests.live.harness import RESUME_S, find_database, make_directory
 from tests.live.run_harness import (
     HELD,

@@ -12,8 +12,7 @@ from culm.ids import SessionId
 from culm.run.rules import BEHIND_INTERRUPTED
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply
-from culm.wire.agent import AgentInfo
-from culm.wire.runs import Run, RunChanged
+from culm.wire.runs import AgentInfo, Run, RunChanged
 from culm.wire.workspaces import StoreHealth
 from tests.live.harness import (
     RESUME_S,

@@ -20,10 +20,10 @@ from culm.testing.script import Reply, ScriptedCall
 from culm.tools.bash import LEFT_HINT
 from culm.tools.process.output import FILE_BYTES_MAX
 from culm.tools.process.running import exit_text
-from culm.wire.agent import Prompt
 from culm.wire.asks import Ask, PermissionGrant, PermissionRef, PermissionRequest, Resolved
 from culm.wire.codec import Json
 from culm.wire.messages import ToolResult, ToolResultPart
+from culm.wire.runs import Prompt
 from culm.wire.workspaces import Process
 from tests.live.harness import RESUME_S, ProcessServer, make_directory
 from tests.live.run_harness import Watch, open_agent, open_watch, outcomes, questions, script

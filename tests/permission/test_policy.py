@@ -18,8 +18,8 @@ from culm.permission.policy import (
     path_matches,
 )
 from culm.tools.base import ResolvedAction
+from culm.wire.asks import PATTERN_CHARS_MAX, RULES_MAX, Rule, parse_approve, parse_rules
 from culm.wire.codec import Json
-from culm.wire.rules import PATTERN_CHARS_MAX, RULES_MAX, Rule, parse_approve, parse_rules
 from tests.support import contract
 
 INPUT = PolicyInput("/project", "/home/me")

@@ -18,11 +18,10 @@ from culm.clock import LoopClock
 from culm.ids import Ids, SessionId
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, ReplyRule, ScriptedCall
-from culm.wire.agent import Prompt
 from culm.wire.asks import PermissionGrant, PermissionRef, PermissionRequest, Resolved
 from culm.wire.codec import Json
-from culm.wire.messages import ToolResult
-from culm.wire.sessions import File
+from culm.wire.messages import File, ToolResult
+from culm.wire.runs import Prompt
 from culm.wire.workspaces import Process
 from tests.flow.probes import script
 from tests.flow.reading import assert_answered, assert_paired, calls_of, results_of, sent_in

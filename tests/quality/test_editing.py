@@ -4,8 +4,8 @@ import re
 from functools import partial
 from pathlib import Path
 
-from culm.wire.agent import ShellOutput, ShellRequest
-from culm.wire.sessions import Session, Todo
+from culm.wire.messages import Session, Todo
+from culm.wire.runs import ShellOutput, ShellRequest
 from tests.quality.task import bash, open_task, use
 from tests.support import contract
 

@@ -9,9 +9,9 @@ import zlib
 from pathlib import Path
 
 from culm.testing.script import Reply, ReplyRule
-from culm.wire.agent import ShellOutput, ShellRequest
 from culm.wire.asks import QuestionAnswer, QuestionRequest, QuestionResponse, Resolved
 from culm.wire.messages import ToolResult
+from culm.wire.runs import ShellOutput, ShellRequest
 from tests.quality.task import bash, open_task, use
 from tests.support import WAIT_S, contract
 

@@ -12,12 +12,12 @@ from culm.wire.messages import (
     Part,
     Text,
     TextPart,
+    Todo,
     ToolCall,
     ToolCallPart,
     ToolResult,
     ToolResultPart,
 )
-from culm.wire.sessions import Todo
 from tests.support import contract
 
 SESSION = SessionId("s")

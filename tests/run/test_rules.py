@@ -8,9 +8,18 @@ import pytest
 from culm.ids import SessionId
 from culm.run import rules
 from culm.run.rules import CrashedRun, EndRun, HoldRun, ResumeRun, fate_after_crash
-from culm.wire.endings import CANCELED, INTERRUPTED, Ending, agent_event_of, finish_of
-from culm.wire.endings import run_complete_of as complete_of
-from culm.wire.runs import CrashPolicy, Kind, Outcome, State
+from culm.wire.runs import (
+    CANCELED,
+    INTERRUPTED,
+    CrashPolicy,
+    Ending,
+    Kind,
+    Outcome,
+    State,
+    agent_event_of,
+    finish_of,
+)
+from culm.wire.runs import run_complete_of as complete_of
 from tests.support import contract
 
 SESSION = SessionId("s")

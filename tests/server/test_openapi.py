@@ -31,8 +31,8 @@ from culm.server.routes import ROUTES
 from culm.settings import Settings
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, ReplyRule, Script
-from culm.wire.agent import RUN_HEADER
 from culm.wire.codec import Json
+from culm.wire.runs import RUN_HEADER
 from tests.fleet.host_harness import open_fake_launcher
 from tests.support import BREADTH, WAIT_S, FakeClock, model_config, serve_options
 

@@ -10,8 +10,7 @@ from culm.client.stream import ServerEvent
 from culm.errors import AgentNotReady, AppError, Conflict, NotFound, RunIdReused, Unavailable
 from culm.ids import Ids, RunId, SessionId
 from culm.run.live_run import LiveRun
-from culm.wire.agent import Attachment, Prompt, RunComplete
-from culm.wire.runs import Limits, QueueChanged, RunChanged
+from culm.wire.runs import Attachment, Limits, Prompt, QueueChanged, RunChanged, RunComplete
 from culm.workspace.workspace import LiveWorkspace
 from tests.sim.runs_outside import Sent, World
 from tests.sim.runs_world import Gone, RunServer

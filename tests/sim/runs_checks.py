@@ -6,7 +6,6 @@
 from collections import Counter
 from itertools import pairwise
 
-from culm.wire.endings import Ending, finish_of
 from culm.wire.messages import (
     BinaryPart,
     FinishPart,
@@ -16,7 +15,7 @@ from culm.wire.messages import (
     ToolResultPart,
     full_text,
 )
-from culm.wire.runs import Limits, Run, changed_of
+from culm.wire.runs import Ending, Limits, Run, changed_of, finish_of
 from tests.sim.runs_actors import Observer, has_file
 from tests.sim.runs_final import Final, finish_in
 from tests.sim.runs_outside import TITLE_COST, Question

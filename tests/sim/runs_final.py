@@ -8,11 +8,9 @@ from culm.ids import RunId
 from culm.store.messages import all_messages
 from culm.store.runs import run_of
 from culm.store.sessions import all_sessions
-from culm.wire.agent import AgentEvent, RunComplete
 from culm.wire.codec import decode, encode
-from culm.wire.messages import Finish, FinishPart, Message, full_text
-from culm.wire.runs import CancelChanged, QueueChanged, Run, RunChanged
-from culm.wire.sessions import Session
+from culm.wire.messages import Finish, FinishPart, Message, Session, full_text
+from culm.wire.runs import AgentEvent, CancelChanged, QueueChanged, Run, RunChanged, RunComplete
 from tests.sim.runs_outside import World
 from tests.sim.runs_world import RunServer
 

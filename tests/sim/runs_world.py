@@ -17,7 +17,7 @@ from culm.store.memory import MemoryDatabase
 from culm.store.sql import QUERIES
 from culm.store.store import Store
 from culm.tools.base import Tool
-from culm.wire.agent import RunComplete
+from culm.wire.runs import RunComplete
 from culm.wire.workspaces import StoreHealth
 from culm.workspace.claims import Created, WorkspaceFate
 from culm.workspace.config import ConfigOrigins

@@ -20,8 +20,8 @@ from culm.store.messages import CapturedMessage, capture
 from culm.store.runs import KnownCall
 from culm.store.sql import QUERIES
 from culm.tools.base import CallRequest
-from culm.wire.endings import Ending
 from culm.wire.messages import Message
+from culm.wire.runs import Ending
 from tests.sim.loop import simulate
 from tests.sim.test_crashes import (
     Faults,

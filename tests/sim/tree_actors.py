@@ -9,7 +9,6 @@ from culm.clock import format_time
 from culm.errors import AppError
 from culm.ids import LetterId, RunId, SessionId
 from culm.mail.letters import Letter, Sender, body_of
-from culm.wire.agent import Prompt
 from culm.wire.agents import LETTER_KINDS, ChangeBudget, SendLetter, StartAgent
 from culm.wire.asks import (
     PermissionGrant,
@@ -19,7 +18,7 @@ from culm.wire.asks import (
     QuestionResponse,
 )
 from culm.wire.codec import decode
-from culm.wire.runs import Limits
+from culm.wire.runs import Limits, Prompt
 from culm.workspace.workspace import LiveWorkspace
 from tests.sim.tree_server import Gone, TreeServer
 from tests.sim.tree_workers import TreeWorker

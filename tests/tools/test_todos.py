@@ -6,7 +6,7 @@ from culm.store.sessions import find_session
 from culm.tools.base import CallPlan, CallResult
 from culm.tools.todos import TODO_CHARS_MAX, TODOS_MAX, make_todos
 from culm.wire.codec import Json
-from culm.wire.sessions import Session, Todo
+from culm.wire.messages import Session, Todo
 from tests.support import run_call
 from tests.tools.conftest import SESSION, ToolHarness, call_of
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.errors import InvalidRequest
-from culm.wire.agent import Attachment, InitAgent, Prompt
 from culm.wire.asks import PermissionGrant, QuestionAnswer, QuestionResponse
 from culm.wire.codec import INT_MAX, encode, parse_body
 from culm.wire.config import SelectedModel, SetConfig, SetModel
 from culm.wire.examples import EXAMPLES
 from culm.wire.extensions import GetPrompt
-from culm.wire.sessions import SaveSession
+from culm.wire.messages import SaveSession
+from culm.wire.runs import Attachment, InitAgent, Prompt
 
 DEEP = b"[" * 900 + b"]" * 900
 STRUCTS: list[type] = [kind for kind in EXAMPLES if isinstance(kind, type)]

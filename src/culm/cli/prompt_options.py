@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from culm.errors import InvalidRequest
-from culm.wire.agent import Attachment
 from culm.wire.codec import printable
 from culm.wire.config import ProviderConfig, SelectedModel
-from culm.wire.runs import Limits
+from culm.wire.runs import Attachment, Limits
 
 T = TypeVar("T", int, float)
 FILE_BYTES_MAX = 10 << 20  # The limit of the server; a test compares them.

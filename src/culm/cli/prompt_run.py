@@ -32,10 +32,9 @@ from culm.client.tree import open_tree
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest, NoServer, NotFound
 from culm.ids import Ids, RunId, SessionId
-from culm.wire.agent import Attachment
 from culm.wire.agents import StartAgent
-from culm.wire.rules import Approve
-from culm.wire.runs import Limits, Run
+from culm.wire.asks import Approve
+from culm.wire.runs import Attachment, Limits, Run
 
 CONNECT_S = 10.0  # For the event stream of a server that has just answered.
 

@@ -12,8 +12,8 @@ from typing import cast
 import msgspec
 
 from culm.errors import InvalidRequest
+from culm.wire.asks import PATTERN_CHARS_MAX, RULES_MAX, Approve, Decision, Rule
 from culm.wire.codec import Json
-from culm.wire.rules import PATTERN_CHARS_MAX, RULES_MAX, Approve, Decision, Rule
 
 # Tools that work on files, with the argument that has the path.
 FILE_TOOLS: Mapping[str, str] = {

@@ -7,9 +7,8 @@ from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.wire.agents import Agent
 from culm.wire.asks import Ask, PermissionRequest, QuestionRequest
-from culm.wire.messages import Message
+from culm.wire.messages import Message, Session
 from culm.wire.runs import QueuedPrompt, Run
-from culm.wire.sessions import Session
 
 AnyAsk = Ask[PermissionRequest] | Ask[QuestionRequest]
 

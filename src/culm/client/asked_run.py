@@ -14,11 +14,10 @@ from culm.client.mirror import Mirror
 from culm.client.tree import open_tree
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids, MessageId, RunId, SessionId
-from culm.wire.agent import Attachment
+from culm.wire.asks import Approve
 from culm.wire.config import SelectedModel
 from culm.wire.messages import full_text
-from culm.wire.rules import Approve
-from culm.wire.runs import CancelAnswer, Limits, Run
+from culm.wire.runs import Attachment, CancelAnswer, Limits, Run
 
 TITLE_CHARS = 50
 

@@ -27,13 +27,10 @@ from culm.client.follower import open_present
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed
 from culm.ids import SessionId
-from culm.wire.agent import Attachment
 from culm.wire.agents import Agent
-from culm.wire.asks import Ask, PermissionRequest
-from culm.wire.messages import Message
-from culm.wire.rules import Approve
-from culm.wire.runs import CancelAnswer, Limits, Run
-from culm.wire.sessions import Session
+from culm.wire.asks import Approve, Ask, PermissionRequest
+from culm.wire.messages import Message, Session
+from culm.wire.runs import Attachment, CancelAnswer, Limits, Run
 
 T = TypeVar("T")
 

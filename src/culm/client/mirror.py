@@ -10,9 +10,8 @@ from culm.ids import AgentId, AskId, MessageId, RunId, SessionId
 from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged, PermissionNotification, QuestionChanged
 from culm.wire.events import CallOutput, MessageDelta
-from culm.wire.messages import GoneMessage, Message, append_text
+from culm.wire.messages import GoneMessage, Message, Session, append_text
 from culm.wire.runs import QueueChanged, QueuedPrompt, RunChanged, RunRetry, changed_of
-from culm.wire.sessions import Session
 from culm.wire.workspaces import Present, Snapshot, StoreHealth
 
 # Transient state is kept for clients that look only now and then: of this many asks or calls ...

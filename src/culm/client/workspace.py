@@ -14,15 +14,6 @@ import msgspec
 from culm.client.config import RemoteConfig, RemoteProject
 from culm.client.extensions import RemoteLsps, RemoteMcp, RemoteSkills
 from culm.ids import MessageId, RunId, SessionId, WorkspaceId
-from culm.wire.agent import (
-    RUN_HEADER,
-    AgentInfo,
-    Attachment,
-    InitAgent,
-    Prompt,
-    ShellOutput,
-    ShellRequest,
-)
 from culm.wire.agents import (
     Agent,
     AgentDetails,
@@ -36,6 +27,7 @@ from culm.wire.agents import (
     StartAgent,
 )
 from culm.wire.asks import (
+    Approve,
     Ask,
     AskState,
     CancelQuestions,
@@ -51,19 +43,24 @@ from culm.wire.asks import (
     Skip,
 )
 from culm.wire.config import SelectedModel
-from culm.wire.messages import Message
-from culm.wire.rules import Approve
+from culm.wire.messages import File, Message, ReadFile, SaveSession, Session
 from culm.wire.runs import (
+    RUN_HEADER,
+    AgentInfo,
+    Attachment,
     CancelAnswer,
     EditPrompt,
+    InitAgent,
     Limits,
     OrderQueue,
+    Prompt,
     QueuedPrompt,
     Run,
+    ShellOutput,
+    ShellRequest,
     State,
     Stats,
 )
-from culm.wire.sessions import File, ReadFile, SaveSession, Session
 from culm.wire.workspaces import CreateWorkspace, CurrentSession, Process, Snapshot, Workspace
 
 if TYPE_CHECKING:

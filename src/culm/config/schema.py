@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from culm.settings import Settings
+from culm.wire.asks import RULES_MAX, Rule
 from culm.wire.codec import Json
 from culm.wire.config import (
     LspConfig,
@@ -21,7 +22,6 @@ from culm.wire.config import (
     ProviderConfig,
     SelectedModel,
 )
-from culm.wire.rules import RULES_MAX, Rule
 from culm.wire.runs import CrashPolicy, Limits
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"

@@ -13,9 +13,9 @@ from culm.config.checking import Document
 from culm.config.layers import spelled
 from culm.config.schema import HOOKS_MAX, AgentRole, Hook, OwnTool, ToolName
 from culm.errors import InvalidRequest
+from culm.wire.asks import Rule, parse_rules
 from culm.wire.codec import Json, fit
 from culm.wire.config import Options, Permissions
-from culm.wire.rules import Rule, parse_rules
 
 PRE_TOOL_USE = "PreToolUse"  # The only event that hooks run for.
 

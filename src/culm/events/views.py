@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from culm.wire.agent import RunComplete
 from culm.wire.codec import decode, encode
 from culm.wire.events import CRUSH_PAYLOADS, MessageDelta
+from culm.wire.runs import RunComplete
 
 View = Literal["crush", "delta"]
 

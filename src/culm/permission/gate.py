@@ -39,6 +39,7 @@ from culm.tools.base import (
     Watch,
 )
 from culm.wire.asks import (
+    Approve,
     Ask,
     AskState,
     Grant,
@@ -50,7 +51,6 @@ from culm.wire.asks import (
     SkipChanged,
 )
 from culm.wire.codec import Json, decode, encode
-from culm.wire.rules import Approve
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from typing import Literal
 
 from culm.tools.base import ResolvedAction
 from culm.tools.search.patterns import BadPattern, Glob, parse_glob
+from culm.wire.asks import Approve, Decision, Rule
 from culm.wire.codec import strings_in
-from culm.wire.rules import Approve, Decision, Rule
 
 GLOB_CACHE_SIZE = 2048  # Cached parsed globs; more than a few workspaces use.
 

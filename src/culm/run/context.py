@@ -11,12 +11,12 @@ from culm.wire.messages import (
     ReasoningPart,
     Text,
     TextPart,
+    Todo,
     ToolCallPart,
     ToolResult,
     ToolResultPart,
     full_text,
 )
-from culm.wire.sessions import Todo
 
 TITLE_SYSTEM = """\
 Write a title for this conversation: one line of at most 50 characters, in the language of the

@@ -35,18 +35,17 @@ from culm.store.runs import (
 from culm.store.sessions import add_usage, set_summary
 from culm.store.store import Store
 from culm.tools.base import CallRequest, CallResult, Tool
-from culm.wire.endings import Ending, finish_of
 from culm.wire.messages import (
     Finish,
     Message,
+    Session,
     ToolCall,
     ToolCallPart,
     ToolResult,
     ToolResultPart,
     full_text,
 )
-from culm.wire.runs import CrashPolicy, Settled, Used
-from culm.wire.sessions import Session
+from culm.wire.runs import CrashPolicy, Ending, Settled, Used, finish_of
 
 log = logging.getLogger(__name__)
 

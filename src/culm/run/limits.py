@@ -11,7 +11,6 @@ from culm.model.base import ModelRequest, TokenUsage
 from culm.settings import Settings
 from culm.wire.codec import encode
 from culm.wire.config import Model
-from culm.wire.endings import Ending
 from culm.wire.messages import (
     BinaryPart,
     FinishPart,
@@ -24,7 +23,7 @@ from culm.wire.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from culm.wire.runs import Limits, Used
+from culm.wire.runs import Ending, Limits, Used
 
 ANSWER_BYTES = 4000  # A typical answer; reserved for a request without a limit of its own.
 IMAGE_BYTES = 4000  # An image counts as about a thousand tokens, whatever its file size.

@@ -14,12 +14,21 @@ from culm.run.limits import RunSpending
 from culm.run.rules import BEHIND_INTERRUPTED, Stop
 from culm.settings import Settings
 from culm.store.stored_runs import RunBody, StoredRun
-from culm.wire.agent import Attachment, Prompt
 from culm.wire.codec import encode
 from culm.wire.config import SelectedModel
-from culm.wire.endings import Ending
 from culm.wire.messages import Binary, BinaryPart, Part, Text, TextPart
-from culm.wire.runs import HEAD_CHARS, Kind, Limits, QueuedPrompt, RunChanged, Settled, State
+from culm.wire.runs import (
+    HEAD_CHARS,
+    Attachment,
+    Ending,
+    Kind,
+    Limits,
+    Prompt,
+    QueuedPrompt,
+    RunChanged,
+    Settled,
+    State,
+)
 
 ASKED_BYTES_MAX = 256 << 20  # Waiting requests are in memory, with their attachments.
 

@@ -43,10 +43,8 @@ from culm.run.limits import (
 from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, Watch
 from culm.wire.codec import Json
 from culm.wire.config import SelectedModel
-from culm.wire.endings import Ending
-from culm.wire.messages import Message
-from culm.wire.runs import Limits, Outcome, Used
-from culm.wire.sessions import Session
+from culm.wire.messages import Message, Session
+from culm.wire.runs import Ending, Limits, Outcome, Used
 
 PARALLEL_MAX = 5
 Growth = TextDelta | ReasoningDelta | CallStarted | CallDelta

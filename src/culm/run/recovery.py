@@ -33,7 +33,6 @@ from culm.store.messages import (
 )
 from culm.store.runs import calls_of_message, end_run, hold_run, set_call_state
 from culm.store.stored_runs import RunBody, StoredRun, body_of, unfinished_runs
-from culm.wire.endings import Ending, finish_of
 from culm.wire.messages import (
     Finish,
     FinishPart,
@@ -45,7 +44,7 @@ from culm.wire.messages import (
     ToolResultPart,
     full_text,
 )
-from culm.wire.runs import Run
+from culm.wire.runs import Ending, Run, finish_of
 
 _FIRST = {"active": 0, "folded": 1}
 # The reason that a provider's model cannot be used now; empty if it can.

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from culm.errors import AppError, BudgetReached, ModelFailed, StoreBusy
-from culm.wire.endings import CANCELED, INTERRUPTED, Ending
-from culm.wire.runs import CrashPolicy, Kind, Settled, State
+from culm.wire.runs import CANCELED, INTERRUPTED, CrashPolicy, Ending, Kind, Settled, State
 from culm.wire.runs import settled_by as settled_outcome
 
 # The reason to stop a run before its turn is over; the first one counts. `parked`: it waits for a

@@ -51,8 +51,15 @@ from culm.store.runs import (
 )
 from culm.store.stored_runs import RunBody, StoredRun
 from culm.wire.config import SelectedModel
-from culm.wire.endings import CANCELED, Ending
-from culm.wire.runs import CancelTarget, Limits, QueueChanged, RunChanged, changed_of
+from culm.wire.runs import (
+    CANCELED,
+    CancelTarget,
+    Ending,
+    Limits,
+    QueueChanged,
+    RunChanged,
+    changed_of,
+)
 
 log = logging.getLogger(__name__)
 

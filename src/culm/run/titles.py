@@ -16,7 +16,7 @@ from culm.run.loop import Growth, ReceivedAnswer
 from culm.run.turn import TurnContext
 from culm.store.sessions import set_title
 from culm.wire.config import SelectedModel
-from culm.wire.sessions import Session
+from culm.wire.messages import Session
 
 log = logging.getLogger(__name__)
 

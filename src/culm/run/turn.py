@@ -26,9 +26,8 @@ from culm.store.store import Store
 from culm.tools.base import CallRequest, Tool, Watch
 from culm.tools.question import QUESTION
 from culm.wire.codec import encode
-from culm.wire.endings import Ending
 from culm.wire.events import CallOutput
-from culm.wire.runs import RunRetry
+from culm.wire.runs import Ending, RunRetry
 
 log = logging.getLogger(__name__)
 

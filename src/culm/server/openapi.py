@@ -11,12 +11,12 @@ from aiohttp import web
 from culm import __version__
 from culm.server.api import HeadersOnly, Route, is_response
 from culm.server.routes import BY_NOUN
-from culm.wire.agent import RUN_HEADER
 from culm.wire.agents import Agent, RawAgent
 from culm.wire.codec import Json
 from culm.wire.events import PAYLOADS
 from culm.wire.examples import EXAMPLES
 from culm.wire.messages import Message, RawMessage
+from culm.wire.runs import RUN_HEADER
 from culm.wire.workspaces import Problem, Snapshot
 
 _REF = "#/components/schemas/{name}"

@@ -16,8 +16,7 @@ from culm.store.base import Op, Tx
 from culm.store.sql import QUERIES
 from culm.wire.agents import Agent, RawAgent, Waiting, outcome_of_run
 from culm.wire.codec import decode, encode
-from culm.wire.endings import CANCELED, Ending, error_text
-from culm.wire.runs import Limits, Used
+from culm.wire.runs import CANCELED, Ending, Limits, Used, error_text
 
 CUT_OFF = "its answer reached the most tokens that its model says at once"
 REASON_CHARS_MAX = 500  # Every event of the agent contains it; the session has the full text.

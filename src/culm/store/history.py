@@ -8,7 +8,7 @@ from culm.ids import FileId, SessionId
 from culm.store.base import Tx
 from culm.store.sql import QUERIES
 from culm.wire.codec import encode
-from culm.wire.sessions import File
+from culm.wire.messages import File
 
 READ_FILES_MAX = 10_000  # Per session; beyond that the oldest entries are deleted.
 

@@ -12,7 +12,6 @@ from culm.store.base import Op, Tx
 from culm.store.sessions import find_session, place_of, publish_session
 from culm.store.sql import QUERIES
 from culm.wire.codec import decode, encode
-from culm.wire.endings import INTERRUPTED, finish_of
 from culm.wire.messages import (
     Finish,
     FinishPart,
@@ -21,10 +20,11 @@ from culm.wire.messages import (
     Message,
     Part,
     RawMessage,
+    Session,
     append_text,
     close_parts,
 )
-from culm.wire.sessions import Session
+from culm.wire.runs import INTERRUPTED, finish_of
 
 LARGE_BYTES = 8 << 10  # Larger parts are stored separately: a listing of small rows is fast.
 PROMPTS_MAX = 2000  # The prompt history is for the Up key, not an archive.

@@ -15,17 +15,18 @@ from culm.store.asks import close_asks_of_run
 from culm.store.base import Op, Tx, Unit
 from culm.store.letters import admit_letters, close_letter
 from culm.store.sql import QUERIES
-from culm.wire.agent import Attachment
+from culm.wire.asks import Approve
 from culm.wire.codec import decode, encode
-from culm.wire.endings import CANCELED, Ending, agent_event_of, run_complete_of
-from culm.wire.rules import Approve
 from culm.wire.runs import (
+    CANCELED,
     HEAD_CHARS,
+    Attachment,
     CancelChanged,
     CancelledRun,
     CancelTarget,
     CrashPolicy,
     DayUsage,
+    Ending,
     Kind,
     Limits,
     ModelUsage,
@@ -38,7 +39,9 @@ from culm.wire.runs import (
     Stats,
     Usage,
     Used,
+    agent_event_of,
     changed_of,
+    run_complete_of,
     settled_by,
 )
 

@@ -18,8 +18,8 @@ from culm.store.base import Op, Tx
 from culm.store.runs import delete_runs_of_session
 from culm.store.sql import QUERIES
 from culm.wire.codec import decode, encode
+from culm.wire.messages import Session, Todo
 from culm.wire.runs import Used
-from culm.wire.sessions import Session, Todo
 
 
 def add_session(

@@ -10,10 +10,9 @@ from culm.store.base import Tx
 from culm.store.letters import has_letter
 from culm.store.runs import run_of
 from culm.store.sql import QUERIES
-from culm.wire.agent import Attachment
+from culm.wire.asks import Approve, parse_approve
 from culm.wire.codec import Json, decode
-from culm.wire.rules import Approve, parse_approve
-from culm.wire.runs import Limits, Run
+from culm.wire.runs import Attachment, Limits, Run
 
 
 class BudgetScope(NamedTuple):

@@ -21,7 +21,6 @@ from culm.run.journal import TurnJournal
 from culm.run.live_run import LiveRun
 from culm.tools.base import CallRequest, CallResult
 from culm.wire.codec import Json, clean, encode
-from culm.wire.endings import Ending, ending_of_finish
 from culm.wire.events import CallOutput
 from culm.wire.messages import (
     FinishPart,
@@ -32,7 +31,7 @@ from culm.wire.messages import (
     ToolResultPart,
     full_text,
 )
-from culm.wire.runs import Money, RunRetry, Tokens, Used
+from culm.wire.runs import Ending, Money, RunRetry, Tokens, Used, ending_of_finish
 
 log = logging.getLogger(__name__)
 

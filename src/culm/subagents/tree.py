@@ -54,9 +54,8 @@ from culm.tools.question import QUESTION
 from culm.wire.agents import Agent, AgentDetails, RawAgent, Waiting
 from culm.wire.asks import Question
 from culm.wire.codec import Json, decode, encode
-from culm.wire.endings import Ending
 from culm.wire.messages import full_text
-from culm.wire.runs import Limits
+from culm.wire.runs import Ending, Limits
 from culm.worktrees.worktree import describe_outcome
 
 log = logging.getLogger(__name__)

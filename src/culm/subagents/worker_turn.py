@@ -21,7 +21,7 @@ from culm.subagents.provisioning import AgentEnvironment, provision_of, spec_of
 from culm.subagents.replay import ReplayContext, WorkerReplay
 from culm.subagents.start_policy import AgentTerms
 from culm.wire.codec import decode
-from culm.wire.endings import Ending
+from culm.wire.runs import Ending
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from culm.store.sessions import set_todos
 from culm.tools.arguments import InvalidArguments, make_spec, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult, ToolContext, free_plan
 from culm.wire.codec import Json, clean, encode
+from culm.wire.messages import Todo
 from culm.wire.runs import CrashPolicy
-from culm.wire.sessions import Todo
 
 TODOS_MAX = 100  # They are sent with every change of the session.
 TODO_CHARS_MAX = 500

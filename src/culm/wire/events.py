@@ -6,7 +6,6 @@ import msgspec
 from msgspec import Struct
 
 from culm.ids import MessageId, SessionId, WorkspaceId
-from culm.wire.agent import AgentEvent, RunComplete
 from culm.wire.agents import Agent, LetterShown
 from culm.wire.asks import (
     AskChanged,
@@ -19,9 +18,15 @@ from culm.wire.asks import (
     SkipChanged,
 )
 from culm.wire.extensions import LspEvent, McpEvent, SkillState
-from culm.wire.messages import Growing, Message
-from culm.wire.runs import CancelChanged, QueueChanged, RunChanged, RunRetry
-from culm.wire.sessions import File, Session
+from culm.wire.messages import File, Growing, Message, Session
+from culm.wire.runs import (
+    AgentEvent,
+    CancelChanged,
+    QueueChanged,
+    RunChanged,
+    RunComplete,
+    RunRetry,
+)
 from culm.wire.workspaces import Present, StoreHealth
 
 CURSOR_HEADER = "Culm-Cursor"  # In the response to a stream request: the cursor it starts at.

@@ -14,7 +14,7 @@ from culm.ids import (
     SessionId,
     WorkspaceId,
 )
-from culm.wire import agent, agents, asks, config, extensions, messages, runs, sessions
+from culm.wire import agents, asks, config, extensions, messages, runs
 from culm.wire import workspaces as ws
 from culm.wire.codec import Json
 from culm.wire.events import (
@@ -46,14 +46,14 @@ _CONFIG = config.Config(
     },
 )
 _SKILL = extensions.SkillState(name="review", path=f"{_PATH}/.skills/review/SKILL.md")
-_SESSION_EXAMPLE = sessions.Session(
+_SESSION_EXAMPLE = messages.Session(
     id=_SESSION,
     title="Fix the flaky test",
     message_count=4,
     prompt_tokens=5210,
     completion_tokens=311,
     cost=0.0213,
-    todos=[sessions.Todo("Run the tests", "in_progress", "Running the tests")],
+    todos=[messages.Todo("Run the tests", "in_progress", "Running the tests")],
     created_at=_THEN,
     updated_at=_THEN + 42,
     attached_clients=1,
@@ -186,10 +186,10 @@ _EXAMPLES: tuple[Json, ...] = (
     ws.Problem("workspace not found", "workspace_not_found", "open it again"),
     ws.StoreHealth("ok"),
     _PRESENT,
-    sessions.SaveSession("Fix the flaky test"),
+    messages.SaveSession("Fix the flaky test"),
     _SESSION_EXAMPLE,
     _MESSAGE_EXAMPLE,
-    sessions.File(
+    messages.File(
         FileId("f1e0a3de-3f60-4bd4-9c27-0d5f6c1b7a10"),
         _SESSION,
         f"{_PATH}/main.go",
@@ -198,18 +198,18 @@ _EXAMPLES: tuple[Json, ...] = (
         _THEN + 30,
         _THEN + 30,
     ),
-    sessions.ReadFile(_SESSION, f"{_PATH}/main.go"),
-    agent.AgentInfo(model=_MODEL, model_cfg=_SELECTED),
-    agent.InitAgent(interactive=True),
-    agent.Prompt(
+    messages.ReadFile(_SESSION, f"{_PATH}/main.go"),
+    runs.AgentInfo(model=_MODEL, model_cfg=_SELECTED),
+    runs.InitAgent(interactive=True),
+    runs.Prompt(
         _SESSION,
         "List the files.",
-        attachments=[agent.Attachment("notes.txt", "notes.txt", "text/plain", b"hello")],
+        attachments=[runs.Attachment("notes.txt", "notes.txt", "text/plain", b"hello")],
     ),
-    agent.ShellRequest("ls", term_width=118),
-    agent.ShellOutput("main.go\n", 0),
-    agent.AgentEvent("agent_finished", session_id=_SESSION, session_title="List files"),
-    agent.RunComplete(_SESSION, _RUN, _MESSAGE, "There are 3 files."),
+    runs.ShellRequest("ls", term_width=118),
+    runs.ShellOutput("main.go\n", 0),
+    runs.AgentEvent("agent_finished", session_id=_SESSION, session_title="List files"),
+    runs.RunComplete(_SESSION, _RUN, _MESSAGE, "There are 3 files."),
     asks.Skip(skip=True),
     asks.SetSkip(skip=True),
     _PERMISSION,

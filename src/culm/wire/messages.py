@@ -1,4 +1,4 @@
-"""Messages and their parts, as sent to clients."""
+"""Sessions as sent to clients: their messages, and the files that they read and wrote."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from culm.ids import MessageId, SessionId
+from culm.ids import FileId, MessageId, SessionId
 
 Role = Literal["user", "assistant", "tool", "system"]
 Growing = Literal["text", "reasoning", "input"]  # The kinds of text that deltas append to.
@@ -244,3 +244,52 @@ def full_text(parts: Sequence[Part]) -> str:
 
 def is_finished(parts: Sequence[Part]) -> bool:
     return any(isinstance(part, FinishPart) for part in parts)
+
+
+# --- sessions and their files
+
+
+class Todo(Struct):
+    content: str = ""
+    status: Literal["pending", "in_progress", "completed"] = "pending"
+    active_form: str = ""
+
+
+class Session(Struct):
+    id: SessionId
+    parent_session_id: str = ""
+    title: str = ""
+    message_count: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    summary_message_id: str = ""
+    cost: float = 0.0
+    todos: list[Todo] = msgspec.field(default_factory=list[Todo])
+    created_at: int = 0
+    updated_at: int = 0
+    # Computed in REST responses. Events carry false and 0, because these two are not stored.
+    is_busy: bool = False
+    attached_clients: int = 0
+
+
+class SaveSession(Struct):
+    """The fields of a session that a client may set. Other fields are ignored."""
+
+    title: str = ""
+
+
+class File(Struct):
+    """One version of a file. A session's first version of a path is the content it found there."""
+
+    id: FileId
+    session_id: SessionId
+    path: str
+    content: str
+    version: int
+    created_at: int
+    updated_at: int
+
+
+class ReadFile(Struct):
+    session_id: str = ""
+    path: str = ""

@@ -1,10 +1,17 @@
-"""Runs, queues, cancels and usage as sent to clients, and the bodies that change them."""
+"""Runs as sent to clients: prompts, states, queues, cancels, ends and usage.
 
-from typing import Annotated, Literal, NamedTuple
+A Crush client knows fewer reasons for the end of a run than culm. Where ours is more specific, the
+client reads the nearest reason that it knows, and `culm_reason` holds the exact one.
+"""
+
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from msgspec import Meta, Struct, field
 
 from culm.ids import RunId, SessionId
+from culm.wire.codec import Json
+from culm.wire.config import Model, SelectedModel
+from culm.wire.messages import Finish
 
 HEAD_CHARS = 200  # The length to which listings and events cut a prompt.
 
@@ -209,3 +216,158 @@ class Stats(Struct):
     models: list[ModelUsage]  # The most expensive first, up to the server's limit.
     days: list[DayUsage]  # The latest first; days without a run are left out.
     sessions: list[SessionUsage]  # The most expensive.
+
+
+# --- the main agent: its state, prompts and shell commands
+
+
+RUN_HEADER = "Culm-Run-Id"  # In a 202 response: the run that was accepted.
+
+
+class AgentInfo(Struct):
+    is_busy: bool = False
+    is_ready: bool = False
+    model: Model = field(default_factory=Model)
+    model_cfg: SelectedModel = field(default_factory=SelectedModel)
+
+
+class InitAgent(Struct):
+    interactive: bool = False
+
+
+class Attachment(Struct):
+    file_path: str = ""
+    file_name: str = ""
+    mime_type: str = ""
+    content: bytes = b""
+
+
+class Prompt(Struct):
+    """A prompt. The text may be empty only if a text file is attached.
+
+    `run_id` identifies the run in its completion event. `model` replaces the selected model for
+    this run only. A run with a `run_id` is headless unless it is `interactive`. `approve` answers
+    permission requests without a person: `ask`, `allow`, `deny`, or a list of rules.
+    """
+
+    session_id: str = ""
+    prompt: str = ""
+    run_id: str = ""
+    attachments: list[Attachment] = field(default_factory=list[Attachment])
+    limits: Limits = field(default_factory=Limits)
+    model: SelectedModel | None = None
+    interactive: bool = False
+    approve: Json = None
+
+
+class ShellRequest(Struct):
+    """A shell command. The session is the one in the path; `session_id` is ignored."""
+
+    command: str = ""
+    session_id: str = ""
+    term_width: int = 0
+
+
+class ShellOutput(Struct):
+    output: str
+    exit_code: int
+
+
+class AgentEvent(Struct, omit_defaults=True):
+    type: Literal["agent_finished", "error", "aws_sso_auth", "aws_sso_auth_result"]
+    error: str = ""
+    run_id: str = ""
+    session_id: str = ""
+    session_title: str = ""
+
+
+class RunComplete(Struct):
+    """The end of a run.
+
+    `message_id` and `text` are its last answer. `cancelled` takes precedence over `error`.
+    """
+
+    session_id: SessionId
+    run_id: str = ""
+    message_id: str = ""
+    text: str = ""
+    error: str = ""
+    cancelled: bool = False
+    culm_reason: str = ""  # The exact reason, where Crush clients have no name for it.
+
+
+# --- the end of a run, in messages and events
+
+
+_AS_ERROR: tuple[Outcome, ...] = ("error", "budget", "loop", "interrupted")
+_OURS: tuple[Outcome, ...] = ("budget", "loop", "interrupted", "denied")
+
+
+class Ending(Struct, frozen=True):
+    outcome: Outcome
+    title: str = ""  # A short description of the failure, shown as a banner.
+    details: str = ""
+    stop: str = ""  # The model's own stop reason, where it is more specific than the outcome.
+
+    @property
+    def failed(self) -> bool:
+        return self.outcome in _AS_ERROR
+
+
+CANCELED = Ending("canceled", "User canceled request")
+INTERRUPTED = Ending("interrupted", "Interrupted", "The server ended before this was finished.")
+
+
+def finish_of(ending: Ending, time: int) -> Finish:
+    """The `finish` part that closes the last message of a run."""
+    if ending.failed:
+        reason = "error"
+    elif ending.outcome == "denied":
+        reason = "end_turn"
+    else:
+        reason = ending.stop or ending.outcome
+    return Finish(reason, time, ending.title, ending.details, _culm_reason(ending))
+
+
+def ending_of_finish(finish: Finish) -> Ending:
+    """The run's end as recorded by the `finish` part of its last message."""
+    outcome = next((one for one in get_args(Outcome) if one == finish.culm_reason), None)
+    if outcome is None:
+        outcome = next((one for one in get_args(Outcome) if one == finish.reason), None)
+    stop = "" if outcome is not None else finish.reason
+    return Ending(outcome or "end_turn", finish.message, finish.details, stop)
+
+
+def run_complete_of(
+    ending: Ending, session_id: SessionId, run_id: str, message_id: str, text: str
+) -> RunComplete:
+    return RunComplete(
+        session_id=session_id,
+        run_id=run_id,
+        message_id=message_id,
+        text=text,
+        error=error_text(ending) if ending.failed else "",
+        cancelled=ending.outcome == "canceled",
+        culm_reason=_culm_reason(ending),
+    )
+
+
+def agent_event_of(
+    ending: Ending, session_id: SessionId, run_id: str, session_title: str
+) -> AgentEvent | None:
+    """The event for the end of a run, or None for a cancel, which is neither error nor success."""
+    if ending.outcome == "canceled":
+        return None
+    if ending.failed:
+        return AgentEvent("error", error=error_text(ending), run_id=run_id, session_id=session_id)
+    return AgentEvent(
+        "agent_finished", run_id=run_id, session_id=session_id, session_title=session_title
+    )
+
+
+def error_text(ending: Ending) -> str:
+    return f"{ending.title}: {ending.details}" if ending.details else ending.title
+
+
+def _culm_reason(ending: Ending) -> str:
+    return ending.outcome if ending.outcome in _OURS else ""

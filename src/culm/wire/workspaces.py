@@ -8,9 +8,8 @@ from culm.ids import WorkspaceId
 from culm.wire.agents import Agent
 from culm.wire.config import Config
 from culm.wire.extensions import SkillState
-from culm.wire.messages import Message, RawMessage
+from culm.wire.messages import Message, RawMessage, Session
 from culm.wire.runs import Run
-from culm.wire.sessions import Session
 
 M = TypeVar("M", Message, RawMessage)  # Clients decode messages; the server forwards stored JSON.
 

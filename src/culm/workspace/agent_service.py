@@ -44,10 +44,9 @@ from culm.wire.agents import (
     SendLetter,
     StartAgent,
 )
+from culm.wire.asks import parse_approve
 from culm.wire.codec import decode, encode
-from culm.wire.endings import Ending
-from culm.wire.rules import parse_approve
-from culm.wire.runs import Limits, RunChanged
+from culm.wire.runs import Ending, Limits, RunChanged
 from culm.wire.workspaces import Process
 from culm.workspace.config import WorkspaceConfig
 from culm.workspace.roots import WorkspaceInfo, project_folder, project_key

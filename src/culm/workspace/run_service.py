@@ -35,11 +35,19 @@ from culm.store.runs import drop_run, edit_prompt, find_run, list_runs, order_qu
 from culm.store.sessions import find_session
 from culm.store.store import Store
 from culm.store.stored_runs import RunBody, StoredRun, body_of, find_stored
-from culm.wire.agent import AgentInfo, Attachment, Prompt
 from culm.wire.agents import Agent as SubAgent
+from culm.wire.asks import parse_approve
 from culm.wire.config import SelectedModel
-from culm.wire.rules import parse_approve
-from culm.wire.runs import CancelAnswer, Limits, QueuedPrompt, Run, State
+from culm.wire.runs import (
+    AgentInfo,
+    Attachment,
+    CancelAnswer,
+    Limits,
+    Prompt,
+    QueuedPrompt,
+    Run,
+    State,
+)
 
 RUNS_SHOWN = 500
 PROMPT_CHARS_MAX = 4 << 20

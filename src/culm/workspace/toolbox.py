@@ -33,9 +33,9 @@ from culm.tools.files.paths import WorkspacePaths
 from culm.tools.own_tools import own_tools
 from culm.tools.process.jobs import BackgroundJobs
 from culm.tools.process.user_command import run_user_command
-from culm.wire.agent import ShellOutput
 from culm.wire.asks import Ask, R
 from culm.wire.messages import ShellCommand, ShellCommandPart
+from culm.wire.runs import ShellOutput
 from culm.wire.workspaces import Process
 from culm.workspace.config import WorkspaceConfig
 from culm.workspace.roots import project_folder

@@ -59,10 +59,8 @@ from culm.tools.files.read_stamps import stamp_of
 from culm.wire.agents import Agent as SubAgent
 from culm.wire.codec import encode
 from culm.wire.config import Config
-from culm.wire.endings import Ending
-from culm.wire.messages import RawMessage
-from culm.wire.runs import Run, RunChanged
-from culm.wire.sessions import File, Session
+from culm.wire.messages import File, RawMessage, Session
+from culm.wire.runs import Ending, Run, RunChanged
 from culm.wire.workspaces import Present, Process, Snapshot, StoreHealth
 from culm.workspace.agent_service import NO_WORKERS, AgentService, make_agent_service
 from culm.workspace.claims import (

@@ -11,7 +11,7 @@ from culm.ids import AgentId, RunId, SessionId
 from culm.store.runs import end_run, start_run
 from culm.store.sessions import add_session
 from culm.wire.agents import Agent
-from culm.wire.endings import Ending
+from culm.wire.runs import Ending
 from culm.workspace.roots import DataRoots, project_folder
 from tests.cli.conftest import CliHarness
 from tests.store.trees import TOP, open_tree

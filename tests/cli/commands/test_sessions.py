@@ -15,7 +15,7 @@ from culm.errors import InvalidRequest
 from culm.ids import SessionId
 from culm.testing.script import Reply
 from culm.wire.codec import encode
-from culm.wire.sessions import Session
+from culm.wire.messages import Session
 from tests.cli.commands.test_asks import run_culm
 from tests.cli.conftest import CliHarness, CommandResult
 from tests.flow.agents_harness import calls, open_agents, talk

@@ -23,6 +23,7 @@ from culm.wire.messages import (
     Message,
     Part,
     Role,
+    Session,
     Text,
     TextPart,
     ToolCall,
@@ -30,7 +31,6 @@ from culm.wire.messages import (
     ToolResult,
     ToolResultPart,
 )
-from culm.wire.sessions import Session
 
 
 def message(role: Role, *parts: Part, model: str = "") -> Message:

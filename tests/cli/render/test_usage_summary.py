@@ -14,13 +14,13 @@ from culm.wire.messages import (
     FinishPart,
     Message,
     Part,
+    Session,
     ToolCall,
     ToolCallPart,
     ToolResult,
     ToolResultPart,
 )
 from culm.wire.runs import RunChanged, State
-from culm.wire.sessions import Session
 
 TOP = SessionId("top")
 OURS = RunId("ours")

@@ -17,7 +17,7 @@ from culm.wire import workspaces as wire
 from culm.wire.codec import decode, encode
 from culm.wire.events import PAYLOADS
 from culm.wire.examples import EXAMPLES
-from culm.wire.sessions import Session, Todo
+from culm.wire.messages import Session, Todo
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import UNKNOWN
 from tests.frozen.wire.agents import hand_work_on, start_agents, write_letters

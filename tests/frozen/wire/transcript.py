@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from culm.server.routes import BY_NOUN
-from culm.wire.agent import RUN_HEADER
+from culm.wire.runs import RUN_HEADER
 from tests.flow.drive import Answer, RawStream
 
 HERE = Path(__file__).parent

@@ -43,12 +43,12 @@ from culm.wire.messages import (
     Role,
     Text,
     TextPart,
+    Todo,
     ToolCall,
     ToolCallPart,
     ToolResult,
     ToolResultPart,
 )
-from culm.wire.sessions import Todo
 from tests.support import WAIT_S, run_call
 from tests.tools.tool_contexts import open_context
 

@@ -18,7 +18,7 @@ from culm.store.base import Connection
 from culm.store.runs import list_runs
 from culm.store.sessions import top_sessions
 from culm.wire.agents import Agent, outcome_of_run
-from culm.wire.sessions import Session
+from culm.wire.messages import Session
 from culm.workspace.roots import is_in_use
 
 SESSIONS_SHOWN = 20  # The latest, and all that have agents.

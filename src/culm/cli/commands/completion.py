@@ -16,7 +16,7 @@ from culm.cli.terminal.streams import require_output, write
 from culm.client.http import RequestRefused, open_client
 from culm.client.launch import find_token
 from culm.errors import AppError
-from culm.wire.sessions import Session
+from culm.wire.messages import Session
 
 PROGRAM = "culm"
 COMPLETE_S = 0.5  # A person waits for it after pressing Tab.

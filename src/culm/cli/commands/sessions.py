@@ -36,12 +36,12 @@ from culm.wire.messages import (
     FinishPart,
     Message,
     Part,
+    Session,
     ShellCommandPart,
     TextPart,
     ToolCallPart,
     ToolResultPart,
 )
-from culm.wire.sessions import Session
 
 HELP_OPTIONS = ("-h", "--help")
 HEAD = ("session", "", "changed", "messages", "cost", "title")

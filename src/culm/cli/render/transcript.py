@@ -20,6 +20,7 @@ from culm.wire.messages import (
     Message,
     Part,
     ReasoningPart,
+    Session,
     ShellCommandPart,
     TextPart,
     ToolCall,
@@ -27,7 +28,6 @@ from culm.wire.messages import (
     ToolResult,
     ToolResultPart,
 )
-from culm.wire.sessions import Session
 
 FENCE_MIN = 3  # The minimum of Markdown.
 GOOD_ENDS = ("", "stop", "end_turn", "tool_use")  # These need no remark.

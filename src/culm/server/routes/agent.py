@@ -3,11 +3,21 @@
 from culm.ids import SessionId
 from culm.server.api import HeadersOnly, Route
 from culm.server.problems import ATTACHMENT_BYTES_MAX
-from culm.wire.agent import RUN_HEADER, AgentInfo, InitAgent, Prompt, ShellOutput, ShellRequest
 from culm.wire.config import SelectedModel
+from culm.wire.messages import Session
 from culm.wire.queries import ProviderQuery
-from culm.wire.runs import EditPrompt, OrderQueue, QueuedPrompt, Run
-from culm.wire.sessions import Session
+from culm.wire.runs import (
+    RUN_HEADER,
+    AgentInfo,
+    EditPrompt,
+    InitAgent,
+    OrderQueue,
+    Prompt,
+    QueuedPrompt,
+    Run,
+    ShellOutput,
+    ShellRequest,
+)
 from culm.workspace.workspace import LiveWorkspace
 
 

@@ -5,9 +5,8 @@ from datetime import datetime
 from culm.ids import SessionId
 from culm.server.api import Route
 from culm.store.messages import messages_of_session, user_messages, user_messages_of_session
-from culm.wire.messages import RawMessage
+from culm.wire.messages import File, RawMessage, ReadFile, SaveSession, Session
 from culm.wire.queries import LastReadQuery
-from culm.wire.sessions import File, ReadFile, SaveSession, Session
 from culm.workspace.workspace import LiveWorkspace
 
 

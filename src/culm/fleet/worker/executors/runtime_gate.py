@@ -29,8 +29,8 @@ from culm.permission.gate import (
 )
 from culm.permission.policy import Allow, AskPerson, PolicyInput, Refuse, decide
 from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan, ResolvedAction, Tool
+from culm.wire.asks import Rule
 from culm.wire.codec import Json, encode
-from culm.wire.rules import Rule
 
 PARAMS_BYTES_MAX = 1 << 20  # The parameters of a call that a dialog shows.
 ASK_S = 300.0  # The time that hosts of both kinds give a person to answer.

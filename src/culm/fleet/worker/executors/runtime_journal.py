@@ -28,7 +28,6 @@ from culm.run.rules import unanswered_call_text
 from culm.store.base import Unit
 from culm.tools.base import CallRequest, CallResult
 from culm.wire.codec import Json, clean, encodable
-from culm.wire.endings import Ending, finish_of
 from culm.wire.messages import (
     Finish,
     FinishPart,
@@ -36,6 +35,7 @@ from culm.wire.messages import (
     Message,
     Part,
     Role,
+    Session,
     ToolCall,
     ToolCallPart,
     ToolResult,
@@ -44,8 +44,7 @@ from culm.wire.messages import (
     full_text,
     new_part,
 )
-from culm.wire.runs import Used
-from culm.wire.sessions import Session
+from culm.wire.runs import Ending, Used, finish_of
 
 SendEvent = Callable[[Growing, str], None]
 

@@ -11,8 +11,8 @@ from culm.errors import InvalidRequest
 from culm.fleet.provision import BadProvision, CulmExtension
 from culm.model.choice import ChosenModel
 from culm.run.project_context import ContextPaths
+from culm.wire.asks import Approve, Rule, parse_approve, parse_rules
 from culm.wire.codec import Json
-from culm.wire.rules import Approve, Rule, parse_approve, parse_rules
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -37,8 +37,7 @@ from culm.store.history import forget_versions
 from culm.store.sessions import find_session
 from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, Watch
 from culm.tools.files.file_executor import FileExecutor
-from culm.wire.endings import CANCELED, Ending, error_text
-from culm.wire.runs import Limits
+from culm.wire.runs import CANCELED, Ending, Limits, error_text
 
 log = logging.getLogger(__name__)
 
