@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from culm.clock import LoopClock
 from culm.ids import Ids
-from culm.store.log import replay
-from culm.store.store import open_store
+from culm.store.store import open_store, replay
 
 PRODUCERS = 20
 PAYLOAD = b'{"text":"' + b"x" * 289 + b'"}'  # 300 bytes

@@ -14,10 +14,9 @@ from culm.clock import LoopClock
 from culm.errors import Rejected, StoreBusy
 from culm.ids import Ids
 from culm.store.base import Tx
-from culm.store.log import bounds, replay, trim
 from culm.store.memory import MemoryFile
 from culm.store.sessions import add_session, all_sessions, rename_session
-from culm.store.store import Store, open_memory_store, open_store
+from culm.store.store import Store, bounds, open_memory_store, open_store, replay, trim
 from tests.support import WAIT_S, contract
 
 

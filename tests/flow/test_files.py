@@ -7,7 +7,7 @@ import pytest
 from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids, SessionId
-from culm.store.history import add_file
+from culm.store.sessions import add_file
 from culm.wire.codec import decode
 from culm.wire.messages import File, ReadFile
 from tests.flow.conftest import FlowServer

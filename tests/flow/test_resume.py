@@ -14,7 +14,7 @@ from culm.ids import Ids, SessionId
 from culm.run.draft import Draft
 from culm.run.messages import Messages
 from culm.settings import Settings
-from culm.store.log import trim
+from culm.store.store import trim
 from culm.wire.events import MessageDelta, Resync
 from culm.wire.messages import Finish, Message, Session, Text, TextPart, ToolCall, ToolCallPart
 from tests.flow.conftest import FlowServer, open_flow

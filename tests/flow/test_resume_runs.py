@@ -8,7 +8,7 @@ import pytest
 
 from culm.client.follower import open_mirror
 from culm.ids import RunId
-from culm.store.log import trim
+from culm.store.store import trim
 from culm.wire.agents import StartAgent
 from culm.wire.runs import QueuedPrompt
 from tests.flow.agents_harness import AgentHarness, held, open_agents, start, talk

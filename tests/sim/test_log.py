@@ -11,8 +11,8 @@ from culm.events.cursor import StartFresh
 from culm.ids import Ids, MessageId, SessionId
 from culm.run.draft import Draft
 from culm.run.messages import Messages
-from culm.store.log import trim
 from culm.store.sql import QUERIES
+from culm.store.store import trim
 from culm.wire.messages import Finish, Message, Text, TextPart, ToolCall, ToolCallPart
 from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SEEDS_MAX, SimLoop, simulate

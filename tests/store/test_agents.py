@@ -25,7 +25,7 @@ from culm.store.agents import (
     set_budget,
 )
 from culm.store.base import Tx
-from culm.store.checkup import RepairReport, circular_in, examine, repair
+from culm.store.files import RepairReport, circular_in, examine, repair
 from culm.store.memory import MemoryFile
 from culm.store.runs import find_run
 from culm.store.sessions import find_session

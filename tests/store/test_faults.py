@@ -9,7 +9,6 @@ import pytest
 from culm.clock import LoopClock
 from culm.errors import StoreDamaged
 from culm.ids import Ids
-from culm.store.log import replay
 from culm.store.memory import MemoryFile
 from culm.store.messages import (
     TextChunk,
@@ -20,7 +19,7 @@ from culm.store.messages import (
     find_message,
 )
 from culm.store.sessions import add_session
-from culm.store.store import open_memory_store, open_store
+from culm.store.store import open_memory_store, open_store, replay
 from culm.wire.codec import decode, encode
 from culm.wire.messages import Message, Text, TextPart
 from tests.support import WAIT_S

@@ -10,9 +10,8 @@ import pytest
 from culm.clock import Clock, LoopClock
 from culm.ids import Ids, SessionId
 from culm.processes.direct import open_direct_processes
-from culm.store.history import files_of_session
 from culm.store.memory import MemoryFile
-from culm.store.sessions import add_session
+from culm.store.sessions import add_session, files_of_session
 from culm.store.store import open_memory_store
 from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, ToolContext
 from culm.tools.edit import make_edit

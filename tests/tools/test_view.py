@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.store.history import read_files, read_stamp
+from culm.store.sessions import read_files, read_stamp
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
 from culm.tools.files.read_stamps import stamp_of
 from culm.tools.view import (
@@ -216,7 +216,7 @@ async def test_a_view_records_the_stamp_of_the_file(harness: ToolHarness, outsid
 async def test_the_oldest_read_stamps_are_dropped(
     harness: ToolHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("culm.store.history.READ_FILES_MAX", 3)
+    monkeypatch.setattr("culm.store.sessions.READ_FILES_MAX", 3)
     for name in "abcad":
         await harness.write_and_view(name, "text")
     names = [Path(path).name for path in await harness.context.store.read(read_files(SESSION))]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.store.history import read_stamp
+from culm.store.sessions import read_stamp
 from culm.tools.base import CallPlan, CallResult, ResolvedAction
 from culm.tools.files.change import FILE_BYTES_MAX
 from culm.tools.files.read_stamps import stamp_of

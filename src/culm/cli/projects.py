@@ -17,7 +17,7 @@ from culm.mail.maildir import MaildirPostOffice
 from culm.settings import default_data_dir
 from culm.store.agents import agents_below, find_agent
 from culm.store.base import Connection
-from culm.store.checkup import read_store
+from culm.store.files import read_store
 from culm.store.sessions import find_session, top_sessions
 from culm.wire.codec import printable
 from culm.workspace.roots import project_folder, read_workspaces

@@ -7,8 +7,7 @@ from culm.errors import StoreBusy
 from culm.events.cursor import Cursor, StartFresh, where_to_start
 from culm.events.hub import Hub, Subscriber, TransientEvent
 from culm.events.views import shows
-from culm.store.log import bounds, replay
-from culm.store.store import Store
+from culm.store.store import Store, bounds, replay
 from culm.wire.codec import encode
 from culm.wire.events import Resync
 

@@ -15,7 +15,7 @@ from culm.errors import BudgetReached
 from culm.ids import RunId
 from culm.run.limits import RunSpending, UsageEstimate, effective, used_up
 from culm.settings import Settings
-from culm.store.stored_runs import StoredRun
+from culm.store.runs import StoredRun
 from culm.wire.runs import Limits, Used
 
 

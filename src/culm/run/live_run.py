@@ -13,7 +13,7 @@ from culm.run.budget import Account
 from culm.run.limits import RunSpending
 from culm.run.rules import BEHIND_INTERRUPTED, Stop
 from culm.settings import Settings
-from culm.store.stored_runs import RunBody, StoredRun
+from culm.store.runs import RunBody, StoredRun
 from culm.wire.codec import encode
 from culm.wire.config import SelectedModel
 from culm.wire.messages import Binary, BinaryPart, Part, Text, TextPart

@@ -31,8 +31,16 @@ from culm.store.messages import (
     find_last_message,
     find_open_message,
 )
-from culm.store.runs import calls_of_message, end_run, hold_run, set_call_state
-from culm.store.stored_runs import RunBody, StoredRun, body_of, unfinished_runs
+from culm.store.runs import (
+    RunBody,
+    StoredRun,
+    body_of,
+    calls_of_message,
+    end_run,
+    hold_run,
+    set_call_state,
+    unfinished_runs,
+)
 from culm.wire.messages import (
     Finish,
     FinishPart,

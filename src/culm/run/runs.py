@@ -43,13 +43,14 @@ from culm.run.turn import TurnContext, run_turn, setting_of
 from culm.store.base import Unit
 from culm.store.runs import (
     NewRun,
+    RunBody,
+    StoredRun,
     accept_run,
     add_cancel,
     hold_run,
     release_run,
     set_limits,
 )
-from culm.store.stored_runs import RunBody, StoredRun
 from culm.wire.config import SelectedModel
 from culm.wire.runs import (
     CANCELED,

@@ -1,6 +1,7 @@
 """The store of one workspace: units are committed, then their events are published.
 
-Owns the database, its epoch and its health. The other modules of this package define the units.
+Owns the database, its epoch, its health and its event log, which is replayed with current payloads
+and trimmed. The other modules of this package define the units for entities.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ import sqlite3
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from culm.clock import Clock
 from culm.errors import StoreBusy, StoreClosed, StoreDamaged
@@ -16,14 +17,19 @@ from culm.ids import Epoch, Ids
 from culm.store.base import Database, Op, StoredEvent, Tx, WriteJob, find_meta, last_seq
 from culm.store.files import prepare_file
 from culm.store.memory import MemoryFile, open_memory_database
+from culm.store.messages import load_message
+from culm.store.sessions import file_of, session_of
 from culm.store.sql import QUERIES
 from culm.store.writer import open_file_database
+from culm.wire.codec import encode
 from culm.wire.workspaces import StoreHealth
 
 T = TypeVar("T")
 
 MARK_TIMEOUT_S = 5.0
 TRIAL_BYTES = 64 << 10  # More than a page, so that a full file has to grow.
+PAGE_BYTES = 1 << 20  # A page of replay ends here even if it has few events.
+TRIM_MAX = 10_000  # Rows that one trim may delete, so that no commit waits long for it.
 
 Publish = Callable[[tuple[StoredEvent, ...]], None]
 
@@ -196,3 +202,84 @@ async def _mark(store: Store, clean: str) -> None:
 
     async with asyncio.timeout(MARK_TIMEOUT_S):
         await store.write(unit)
+
+
+# --- the event log
+
+
+class ReplayedEvents(NamedTuple):
+    """One page of events after a cursor."""
+
+    events: list[StoredEvent]
+    upto: int  # The last number on this page, including skipped events.
+
+
+def replay(
+    after: int, upto: int, limit: int, wanted: Callable[[str, str], bool]
+) -> Callable[[sqlite3.Connection], ReplayedEvents | None]:
+    """The events in (after, upto], or None if some of them are trimmed.
+
+    Each has the current state of its entity as payload; an event of a deleted row is skipped.
+    `wanted(type, session_id)` avoids reading payloads that a filter would drop.
+    """
+
+    def query(connection: sqlite3.Connection) -> ReplayedEvents | None:
+        if after < bounds(connection)[0]:
+            return None
+        rows = connection.execute(QUERIES["events_after"], (after, upto, limit)).fetchall()
+        bodies: dict[tuple[str, str], bytes | None] = {}
+        events: list[StoredEvent] = []
+        size = 0
+        for seq, type_, op, session_id, entity_id, fields in rows:
+            if not wanted(type_, session_id):
+                continue
+            if size > PAGE_BYTES:
+                return ReplayedEvents(events, seq - 1)
+            if fields is not None:
+                payload: bytes | None = fields.encode()
+            else:
+                key = (type_, entity_id)
+                if key not in bodies:
+                    bodies[key] = _present_body(connection, type_, entity_id)
+                payload = bodies[key]
+            if payload is not None:
+                events.append(StoredEvent(seq, type_, op, session_id, entity_id, payload))
+                size += len(payload)
+        return ReplayedEvents(events, rows[-1][0] if len(rows) == limit else upto)
+
+    return query
+
+
+def bounds(connection: sqlite3.Connection) -> tuple[int, int]:
+    """The seq up to which events are trimmed, and the last one in use."""
+    return int(find_meta(connection, "trimmed_to") or 0), last_seq(connection)
+
+
+def trim(keep_s: float, keep: int) -> Callable[[Tx], int]:
+    """Delete events that are too old or too many; returns their number."""
+
+    def unit(tx: Tx) -> int:
+        trimmed, last = bounds(tx.connection)
+        fresh: int = tx.run("first_fresh_seq", tx.now - int(keep_s), last + 1).fetchone()[0]
+        upto = min(max(fresh - 1, last - keep), trimmed + TRIM_MAX)
+        if upto <= trimmed:
+            return 0
+        gone = tx.run("trim_events", upto).rowcount
+        tx.run("set_meta", "trimmed_to", str(upto))
+        return gone
+
+    return unit
+
+
+_Body = Callable[[sqlite3.Connection, sqlite3.Row], bytes]
+_BODIES: dict[str, tuple[str, _Body]] = {
+    "message": ("get_message", lambda connection, row: encode(load_message(connection, row))),
+    "session": ("get_session", lambda connection, row: encode(session_of(row))),
+    "file": ("get_file", lambda connection, row: encode(file_of(row))),
+}
+
+
+def _present_body(connection: sqlite3.Connection, type_: str, entity_id: str) -> bytes | None:
+    query, body = _BODIES[type_]
+    row = connection.execute(QUERIES[query], (entity_id,)).fetchone()
+    return None if row is None else body(connection, row)

@@ -31,10 +31,19 @@ from culm.run.limits import check_limits
 from culm.run.live_run import AgentDuty, LiveRun, RunRequest, digest_of
 from culm.run.runs import Runs
 from culm.store.base import Connection
-from culm.store.runs import drop_run, edit_prompt, find_run, list_runs, order_queue
+from culm.store.runs import (
+    RunBody,
+    StoredRun,
+    body_of,
+    drop_run,
+    edit_prompt,
+    find_run,
+    find_stored,
+    list_runs,
+    order_queue,
+)
 from culm.store.sessions import find_session
 from culm.store.store import Store
-from culm.store.stored_runs import RunBody, StoredRun, body_of, find_stored
 from culm.wire.agents import Agent as SubAgent
 from culm.wire.asks import parse_approve
 from culm.wire.config import SelectedModel

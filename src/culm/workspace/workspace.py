@@ -40,21 +40,23 @@ from culm.run.runs import Runs
 from culm.run.system_prompt import ProjectContext
 from culm.run.turn import TurnContext
 from culm.settings import Settings
-from culm.store import log as event_log
 from culm.store.agents import StoredAgent, agents_at_work
 from culm.store.base import Connection, StoredEvent
-from culm.store.history import files_of_session, last_read, mark_read, read_files
 from culm.store.messages import all_messages, close_open_messages, messages_of_session
 from culm.store.runs import open_runs
 from culm.store.sessions import (
     add_session,
     all_sessions,
     delete_session,
+    files_of_session,
     find_session,
+    last_read,
+    mark_read,
+    read_files,
     rename_session,
     top_sessions,
 )
-from culm.store.store import Store
+from culm.store.store import TRIM_MAX, Store, trim
 from culm.tools.files.read_stamps import stamp_of
 from culm.wire.agents import Agent as SubAgent
 from culm.wire.codec import encode
@@ -481,10 +483,10 @@ class LiveWorkspace:
         keep_s, keep = self._settings.retention_s, self._settings.retention_events
 
         def again(gone: int) -> None:
-            if gone >= event_log.TRIM_MAX and not self.closing:
+            if gone >= TRIM_MAX and not self.closing:
                 self._trim()
 
-        self.store.write(event_log.trim(keep_s, keep), again)
+        self.store.write(trim(keep_s, keep), again)
 
     async def stop(self) -> None:
         """Close all open state correctly, then end every stream. Bounded."""

@@ -9,8 +9,7 @@ from contextlib import AsyncExitStack
 from culm.ids import Ids, SessionId
 from culm.settings import Settings
 from culm.store.base import Op
-from culm.store.history import add_file
-from culm.store.sessions import set_todos
+from culm.store.sessions import add_file, set_todos
 from culm.testing.model_server import ModelServer
 from culm.wire import messages as parts
 from culm.wire import workspaces as wire

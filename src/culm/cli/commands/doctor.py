@@ -33,7 +33,7 @@ from culm.client.launch import ServerRequest
 from culm.clock import LoopClock
 from culm.errors import AppError, DataLocked, DataUnusable
 from culm.settings import default_host
-from culm.store.checkup import DatabaseReport, RepairReport, examine, repair
+from culm.store.files import DatabaseReport, RepairReport, examine, repair
 from culm.wire.agents import EXTERNAL_PREFIX
 from culm.wire.codec import printable
 from culm.worktrees.notes import SUFFIX

@@ -17,7 +17,7 @@ import msgspec
 from culm.config.sources import PROJECT_FILES
 from culm.ids import SessionId
 from culm.model.base import ToolSpec
-from culm.store.history import add_write
+from culm.store.sessions import add_write
 from culm.tools.arguments import InvalidArguments, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, ToolContext
 from culm.tools.files.diffs import TextDifference, difference, excerpts

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from culm.errors import AppError
 from culm.store.base import Unit
-from culm.store.history import mark_read, read_stamp
+from culm.store.sessions import mark_read, read_stamp
 from culm.store.store import Store
 from culm.tools.base import CallResult
 from culm.tools.files.read_access import FileAccess, exact

@@ -33,8 +33,7 @@ from culm.run.loop import TurnInput, UsageMeter, summarize, take_turn
 from culm.run.project_context import ContextPaths, read_project_context
 from culm.run.rules import ending_of_error
 from culm.run.system_prompt import ProjectContext
-from culm.store.history import forget_versions
-from culm.store.sessions import find_session
+from culm.store.sessions import find_session, forget_versions
 from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, Watch
 from culm.tools.files.file_executor import FileExecutor
 from culm.wire.runs import CANCELED, Ending, Limits, error_text
