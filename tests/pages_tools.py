@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from culm.permission import asks, gate, hooks
 from culm.processes import base as processes_base
-from culm.processes import process_table, shim
+from culm.processes import shim, supervised
 from culm.run import loop
 from culm.shell.table import table_markdown
 from culm.tools import (
@@ -173,13 +173,13 @@ def process_bounds() -> str:
     return _table(
         "when",
         (
-            ("all", "commands at once", f"{process_table.PROCESSES_MAX}"),
-            ("start", "until the command runs", _seconds(process_table.START_BOUND_S)),
+            ("all", "commands at once", f"{supervised.PROCESSES_MAX}"),
+            ("start", "until the command runs", _seconds(supervised.START_BOUND_S)),
             ("end of a command", "grace period of the processes it left", _seconds(shim.SETTLE_S)),
             ("end of a command", "then between SIGTERM and SIGKILL", _seconds(shim.SWEEP_GRACE_S)),
             ("kill", "between SIGTERM and SIGKILL", _seconds(processes_base.KILL_GRACE_S)),
             ("kill", "in total, with verification", _seconds(processes_base.KILL_BOUND_S)),
-            ("a supervisor that hangs", "is replaced after", _seconds(process_table.LOSS_BOUND_S)),
+            ("a supervisor that hangs", "is replaced after", _seconds(supervised.LOSS_BOUND_S)),
         ),
     )
 

@@ -28,8 +28,7 @@ from culm.fleet.provision import parse_provision
 from culm.fleet.tail import KEPT_BYTES
 from culm.ids import Ids
 from culm.processes.client import open_processes
-from culm.processes.linux import find_stat, read_table, read_world_id
-from culm.processes.tree import descendants_of
+from culm.processes.linux import descendants_of, find_stat, read_table, read_world_id
 from tests.fleet.launch_harness import (
     BOUND_S,
     FAKE_WORKER,

@@ -16,8 +16,7 @@ from culm.fleet.host.base import Worker
 from culm.fleet.host.local import LaunchSettings, open_local_launcher
 from culm.processes.base import ProcessExit
 from culm.processes.direct import open_direct_processes
-from culm.processes.linux import read_table
-from culm.processes.tree import descendants_of
+from culm.processes.linux import descendants_of, read_table
 from culm.wire.codec import Json
 from tests.fleet.launch_harness import (
     BOUND_S,

@@ -27,8 +27,7 @@ from culm.fleet.provision import (
     RuntimeKind,
     Secrets,
 )
-from culm.processes.linux import ProcStat, find_stat, read_table
-from culm.processes.tree import descendants_of
+from culm.processes.linux import ProcStat, descendants_of, find_stat, read_table
 from culm.testing.model_server import ModelServer
 from culm.wire.codec import Json
 from tests.live.fleet_owner import Ended, Instruction

@@ -17,10 +17,10 @@ from culm.processes.base import (
     ProcessRequest,
     WorkerSupervisor,
 )
-from culm.processes.channel import SupervisorChannel
 from culm.processes.client import open_processes
 from culm.processes.linux import find_stat
 from culm.processes.remote import open_remote_processes
+from culm.processes.supervised import SupervisorChannel
 from tests.support import WAIT_S
 
 WORKSPACE = "w"

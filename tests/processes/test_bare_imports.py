@@ -10,10 +10,7 @@ from tests.support import WAIT_S
 SUPERVISOR = {
     "culm",
     "culm.processes",
-    *(
-        f"culm.processes.{name}"
-        for name in ("linux", "packets", "shim", "spawn", "supervisor", "tree")
-    ),
+    *(f"culm.processes.{name}" for name in ("linux", "packets", "shim", "supervisor")),
 }
 SEARCH = {
     "culm",

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from culm.processes.base import ProcessExit, ProcessStartFailed
-from culm.processes.linux import find_stat, is_subreaper, read_table
-from culm.processes.tree import descendants_of
+from culm.processes.linux import descendants_of, find_stat, is_subreaper, read_table
 from tests.processes.process_harness import (
     WORKSPACE,
     ProcessHarness,

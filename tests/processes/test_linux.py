@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from culm.processes.linux import (
     ProcStat,
+    descendants_of,
+    end_one,
     find_process_tag,
     find_stat,
+    groups_of,
     is_alive,
     parse_process_tag,
     parse_stat,
@@ -33,7 +36,6 @@ from culm.processes.packets import (
     send,
     send_with,
 )
-from culm.processes.tree import descendants_of, end_one, groups_of
 
 COUNTS = st.integers(0, 1 << 40)
 TEXTS = st.binary(max_size=20).filter(lambda text: b"\0" not in text)

@@ -12,12 +12,11 @@ import pytest
 
 from culm.clock import LoopClock
 from culm.processes.base import ProcessExit, ProcessRequest, ProcessStartFailed, WorkerSupervisor
-from culm.processes.channel import SupervisorChannel
-from culm.processes.linux import read_table
-from culm.processes.packets import send
+from culm.processes.linux import descendants_of, read_table
+from culm.processes.packets import SpawnCommand, send
 from culm.processes.process_set import reap
 from culm.processes.remote import open_remote_processes
-from culm.processes.tree import descendants_of
+from culm.processes.supervised import SupervisorChannel
 from tests.processes.process_harness import (
     ENV,
     OWNER,
@@ -83,8 +82,13 @@ async def test_commands_of_a_worker_end_with_its_channel(
             channel = SupervisorChannel(
                 worker_channel.socket, worker_channel.process_tag, worker_channel.base
             )
-            body = b"3\0/\0sh\0-c\0trap '' TERM; setsid sleep 100 & wait\0PATH=/usr/bin:/bin"
-            channel.start(worker_channel.base + 1, theirs.fileno(), body, [])
+            command = SpawnCommand(
+                [b"sh", b"-c", b"trap '' TERM; setsid sleep 100 & wait"],
+                b"/",
+                [b"PATH=/usr/bin:/bin"],
+            )
+            head = f"start {worker_channel.base + 1}"
+            channel.send_command(head, [theirs.fileno()], command, [])
             theirs.close()
             packet = b""
             while not packet.startswith(b"started"):

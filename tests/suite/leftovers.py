@@ -11,8 +11,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from culm.processes.linux import ProcStat, become_subreaper
-from culm.processes.tree import alive_below, end
+from culm.processes.linux import ProcStat, alive_below, become_subreaper, end
 
 EXIT_S = 3.0  # For processes that are about to end when their step has ended.
 KILL_S = 5.0  # Needed only by a process that is stuck in the kernel.

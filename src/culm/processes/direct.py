@@ -5,7 +5,6 @@ that leaves the group is not found, and a killed server leaves its processes beh
 `open_processes`.
 """
 
-import asyncio
 import itertools
 import os
 import signal
@@ -27,8 +26,8 @@ from culm.processes.base import (
     ProcessRequest,
     ProcessStartFailed,
 )
-from culm.processes.commands import describe_failure, make_command, title_of
 from culm.processes.linux import TOKEN_NAME, read_table
+from culm.processes.table import HeldProcess, ProcessTable, describe_failure, make_command
 
 SETTLE_S = 0.1  # For processes that the command left and that are about to end.
 SWEEP_GRACE_S = 0.5
@@ -50,26 +49,15 @@ except OSError as exc:
 """
 
 
-class DirectProcess:
+class DirectProcess(HeldProcess):
     """Implements `ProcessHandle`. A thread of its own waits for the process."""
 
     def __init__(
         self, request: ProcessRequest, process: subprocess.Popen[bytes], started_s: float
     ) -> None:
-        self.request = request
-        self.started_s = started_s
-        self.pid = process.pid
-        self.is_stopping = False
-        self.exit: ProcessExit | None = None
+        super().__init__(request, process.pid, started_s)
         self._process = process
-        self._ended = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._hold, name=f"hold {self.pid}", daemon=True).start()
-
-    async def wait(self) -> ProcessExit:
-        await self._ended.wait()
-        assert self.exit is not None
-        return self.exit
 
     async def kill(self, grace_s: float = KILL_GRACE_S) -> ProcessExit:
         if self.exit is not None:
@@ -85,13 +73,6 @@ class DirectProcess:
         await self._ends_by(begun_s + KILL_BOUND_S)
         return self.exit or ProcessExit(None, left=(self.pid,))
 
-    async def _ends_by(self, at_s: float) -> None:
-        try:
-            async with asyncio.timeout_at(at_s):
-                await self._ended.wait()
-        except TimeoutError:
-            return
-
     def _hold(self) -> None:
         """Wait for the process in its thread, then end what it left in its group."""
         status = self._process.wait()
@@ -99,11 +80,7 @@ class DirectProcess:
         code, number = (None, -status) if status < 0 else (status, None)
         exit_ = ProcessExit(code, number, swept, (self.pid,) if left else ())
         with suppress(RuntimeError):  # The loop is closed because the process took too long to end.
-            self._loop.call_soon_threadsafe(self._end, exit_)
-
-    def _end(self, exit_: ProcessExit) -> None:
-        self.exit = exit_
-        self._ended.set()
+            self._loop.call_soon_threadsafe(self.end, exit_)
 
 
 def _signal_group(group: int, number: int) -> bool:
@@ -140,30 +117,29 @@ def _sweep_group(group: int) -> tuple[int, bool]:
     return int(is_asked), False
 
 
-class DirectProcesses:
+class DirectProcesses(ProcessTable[DirectProcess]):
     """Implements `Processes`."""
 
     worker_supervisor = None
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        super().__init__(clock)
         self._numbers = itertools.count(1)
-        self._held: list[DirectProcess] = []
         self._is_closing = False
 
     async def start(self, request: ProcessRequest) -> ProcessHandle:
         """Start without waiting, so that a cancel cannot interrupt it."""
         if self._is_closing:
             raise ProcessStartFailed("the server is stopping")
-        held = DirectProcess(
-            request, self._spawn(request), request.started_s or self._clock.now_s()
+        number = next(self._numbers)
+        process = DirectProcess(
+            request, self._spawn(request, f"direct.{number}"), self._started_s(request)
         )
         self._forget_ended()
-        self._held.append(held)
-        return held
+        self._held[number] = process
+        return process
 
-    def _spawn(self, request: ProcessRequest) -> subprocess.Popen[bytes]:
-        token = f"direct.{next(self._numbers)}"
+    def _spawn(self, request: ProcessRequest, token: str) -> subprocess.Popen[bytes]:
         command = make_command(request, token)
         null = [subprocess.DEVNULL] * (3 - len(request.descriptors))
         stdin, stdout, stderr, *further = [*request.descriptors, *null]
@@ -188,36 +164,16 @@ class DirectProcesses:
     async def processes(self, workspace_id: str) -> list[ProcessInfo]:
         """List the processes; their memory use is unknown here."""
         self._forget_ended()
-        return [
-            ProcessInfo(
-                held.pid,
-                title_of(held.request),
-                held.request.owner,
-                max(0.0, self._clock.now_s() - held.started_s),
-                0,
-                (held.pid,),
-                held.is_stopping,
-            )
-            for held in self._held
-            if held.request.owner.workspace_id == workspace_id
-        ]
-
-    async def end_all(self, workspace_id: str) -> list[int]:
-        return await self._end(
-            [held for held in self._held if held.request.owner.workspace_id == workspace_id]
-        )
+        return [self._show(each, [each.pid], 0) for each in self._held_for(workspace_id)]
 
     async def close(self) -> None:
         self._is_closing = True
-        await self._end(self._held)
-
-    async def _end(self, held: list[DirectProcess]) -> list[int]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each.kill(), name=f"end {each.pid}") for each in held]
-        return sorted({pid for task in tasks for pid in task.result().left})
+        await self._end(self._held.values())
 
     def _forget_ended(self) -> None:
-        self._held = [held for held in self._held if held.exit is None or held.exit.left]
+        for number, process in list(self._held.items()):
+            if process.exit is not None and not process.exit.left:
+                del self._held[number]
 
 
 def _placing(descriptors: Sequence[int], argv: Sequence[bytes]) -> list[bytes]:

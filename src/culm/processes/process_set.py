@@ -1,8 +1,9 @@
-"""Process sets: an on-disk record of one supervisor's commands, and the cleanup after a crash.
+"""Process sets: an on-disk record of one supervisor's commands, and the cleanup after its death.
 
 A set is a folder `<data>/custody/<process tag>/` with a lock that its server, supervisor and shims
 hold open together, and one file per command with its pid and start time. If the lock of a set is
-free, no process is left that would end its commands: `end_leftovers` does.
+free, no process is left that would end its commands: `end_leftovers` does. If only the supervisor
+dies, its processes fall to the server, and `end_orphans` ends them. Both block: use a thread.
 """
 
 import fcntl
@@ -11,12 +12,14 @@ import logging
 import os
 import resource
 import shutil
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from culm.processes.linux import (
     ProcStat,
+    end_one,
     find_process_tag,
     has_process_tag,
     is_alive,
@@ -25,7 +28,6 @@ from culm.processes.linux import (
     read_table,
     start_ticks_of,
 )
-from culm.processes.tree import end_one
 
 _log = logging.getLogger(__name__)
 
@@ -35,9 +37,14 @@ _TAG_MAX = 1 << 61
 _TAG_BITS = 40
 LOCK_WAIT_S = 3.0  # For the shims of a server that just died; they need less than one second.
 END_BOUND_S = 3.0
+SHIMS_S = 2.5  # They allow 0.3 seconds before SIGKILL; the rest is for a busy machine.
+STRAYS_S = 1.0
 _PAUSE_S = 0.01
 _LOCK = "lock"
 _NEW = ".new-"
+WORKER_NAME = "culm-worker"
+ZYGOTE_NAME = "culm-zygote"
+PREFORK_NAME = "culm-prefork"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,4 +200,57 @@ def _find_tagged(process_tag: int, recorded: dict[int, int]) -> list[ProcStat]:
         stat
         for stat in read_table().values()
         if recorded.get(stat.pid) == stat.start_ticks or has_process_tag(process_tag, stat.pid)
+    ]
+
+
+def end_orphans(
+    process_tag: int, shims: frozenset[int], sidecars: frozenset[int]
+) -> tuple[int, list[int]]:
+    """Return how many processes were killed that no shim had ended, and the pids left.
+
+    The shims end their process trees by themselves once their supervisor is gone; they are reaped
+    here, and killed if they take too long.
+    """
+    until_s = now_s() + SHIMS_S
+    while (waiting := _shims(shims)) and now_s() < until_s + STRAYS_S:
+        for stat in waiting:
+            if now_s() > until_s:
+                # It is our child, so the pid cannot have been reused.
+                os.kill(stat.pid, signal.SIGKILL)
+            reap(stat.pid)
+        time.sleep(_PAUSE_S)
+    ended, left = end_tagged(process_tag, {}, STRAYS_S)
+    reap_tagged(process_tag)
+    _reap_ours(sidecars)
+    return ended, left
+
+
+def _reap_ours(sidecars: frozenset[int]) -> None:
+    """Reap the zygote and its prefork, which end with the supervisor, and workers that ended.
+
+    Living workers are not leftovers: they go on as our children.
+    """
+    until_s = now_s() + STRAYS_S
+    while True:
+        ours = [stat for stat in read_table().values() if stat.parent == os.getpid()]
+        # Compared by pid as well: a process that only just started has no name yet.
+        ending = [
+            stat
+            for stat in ours
+            if stat.pid in sidecars or stat.comm in (ZYGOTE_NAME, PREFORK_NAME)
+        ]
+        ended = [stat for stat in ours if stat.comm == WORKER_NAME and not stat.is_alive]
+        left = [stat for stat in (*ended, *ending) if not reap(stat.pid)]
+        if not left or now_s() > until_s:
+            return
+        time.sleep(_PAUSE_S)
+
+
+def _shims(known: frozenset[int]) -> list[ProcStat]:
+    """Find the shims that became our children, including those that had not reported yet."""
+    own = os.getpid()
+    return [
+        stat
+        for stat in read_table().values()
+        if stat.parent == own and (stat.pid in known or stat.comm == "culm-shim")
     ]

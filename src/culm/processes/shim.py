@@ -6,15 +6,21 @@ request, when the command has ended, and when the server or the supervisor is go
 """
 
 import enum
+import errno
+import fcntl
 import math
 import os
+import resource
 import select
 import signal
 import socket
 import sys
 
 from culm.processes.linux import (
+    alive_below,
+    ask_to_end,
     become_subreaper,
+    end,
     find_stat,
     now_s,
     set_death_signal,
@@ -30,8 +36,6 @@ from culm.processes.packets import (
     receive,
     send,
 )
-from culm.processes.spawn import ForkedCommand, fork_command, parse_report
-from culm.processes.tree import alive_below, ask_to_end, end
 
 DEATH_SIGNAL = signal.SIGUSR1  # "Your parent died"; verified by `getppid`.
 SETTLE_S = 0.1  # Leftovers of a command may be about to end: `tee` in `> >(tee log)`.
@@ -42,6 +46,7 @@ ORPHAN_BOUND_S = 60.0  # Without a server; the next server finds what is left th
 _ROUND_S_MIN = 0.002
 _ROUND_S_MAX = 0.5
 _NEXT_PIDS = 4  # Other processes fork meanwhile, too.
+_ABOVE = 300  # Descriptors are first moved up here, so that placing one does not overwrite another.
 
 
 class EndPhase(enum.Enum):
@@ -285,3 +290,110 @@ def drain(descriptor: int) -> None:
             continue
     except BlockingIOError:
         return
+
+
+class ForkedCommand:
+    """A forked command. `report` reaches its end, without data, when the command executes."""
+
+    __slots__ = ("pid", "report")
+
+    def __init__(self, pid: int, report: int) -> None:
+        self.pid = pid
+        self.report = report
+
+
+def fork_command(
+    command: SpawnCommand, descriptors: list[int], process_tag: int | None
+) -> ForkedCommand:
+    """Fork a command that dies with this process. Raises OSError if the fork fails."""
+    parent = os.getpid()
+    report, report_end = os.pipe()
+    os.set_blocking(report, False)
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(report)
+        os.close(report_end)
+        raise
+    if pid != 0:
+        os.close(report_end)
+        return ForkedCommand(pid, report)
+    step = "setup"
+    try:
+        signal.set_wakeup_fd(-1)
+        _reset_signals()  # First, because a SIGTERM may arrive at once.
+        os.setsid()
+        # If its parent is killed, the command dies too; exec keeps this setting.
+        set_death_signal(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(127)
+        report_end = fcntl.fcntl(report_end, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+        _limit(process_tag)
+        _install(descriptors)
+        step = "chdir"
+        os.chdir(command.cwd)
+        step = "exec"
+        _execute(command)
+    except OSError as failure:
+        os.write(report_end, f"{step} {failure.errno or 0}".encode())
+    finally:
+        os._exit(127)
+
+
+def parse_report(report: bytes) -> tuple[str, int] | None:
+    """Return the step that failed and its errno; None if nothing failed."""
+    step, _, number = report.decode().partition(" ")
+    return (step, int(number)) if step else None
+
+
+def _limit(process_tag: int | None) -> None:
+    """Disable core files and set the process tag by which descendants are recognized.
+
+    The tag is a limit on real-time scheduling that no process reaches: it survives fork, exec and a
+    cleared environment, and /proc shows it.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if process_tag is None:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_RTTIME, (process_tag, process_tag))
+    except (OSError, ValueError):
+        return  # The tag is the second safeguard; the tree below the shim is the first.
+
+
+def _install(descriptors: list[int]) -> None:
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for each in descriptors]
+    if len(moved) < 3:
+        null = os.open(os.devnull, os.O_RDWR)
+        moved += [null] * (3 - len(moved))
+    for target, source in enumerate(moved):
+        os.dup2(source, target, inheritable=True)
+
+
+def _reset_signals() -> None:
+    for number in signal.valid_signals():
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            try:
+                signal.signal(number, signal.SIG_DFL)
+            except (OSError, ValueError):
+                continue  # Reserved by the C library.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _execute(command: SpawnCommand) -> None:
+    """Find the program as a shell does: by its path, or in the PATH of its own environment."""
+    env = dict(entry.split(b"=", 1) for entry in command.env)
+    name = command.argv[0]
+    if b"/" in name:
+        os.execve(name, command.argv, env)
+    refused: OSError | None = None
+    for folder in env.get(b"PATH", b"/usr/local/bin:/usr/bin:/bin").split(b":"):
+        try:
+            os.execve((folder or b".") + b"/" + name, command.argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as failure:
+            if failure.errno != errno.EACCES:
+                raise
+            refused = failure  # A later folder may hold an executable one.
+    raise refused or OSError(errno.ENOENT, "")

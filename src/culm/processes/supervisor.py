@@ -20,7 +20,9 @@ import traceback
 
 from culm.processes.linux import (
     ProcStat,
+    alive_below,
     become_subreaper,
+    end,
     find_stat,
     has_process_tag,
     now_s,
@@ -36,9 +38,7 @@ from culm.processes.packets import (
     receive_or_end,
     send,
 )
-from culm.processes.shim import DEATH_SIGNAL, ORPHAN_BOUND_S, drain, run_shim
-from culm.processes.spawn import fork_command
-from culm.processes.tree import alive_below, end
+from culm.processes.shim import DEATH_SIGNAL, ORPHAN_BOUND_S, drain, fork_command, run_shim
 
 STRAYS_S = 0.7  # For killing the tree of a dead shim; then the rest is reported as left.
 SHIMS_S = 4.0  # For the shims, once their client is gone; then they are killed, too.

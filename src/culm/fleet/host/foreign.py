@@ -17,8 +17,7 @@ from culm.fleet.host.provision_file import make_stamp, stamped
 from culm.fleet.host.startup import LAUNCH_S, WorkerStartup, open_startup
 from culm.fleet.provision import Provision
 from culm.processes.base import Processes
-from culm.processes.linux import find_stat, read_table
-from culm.processes.tree import descendants_of
+from culm.processes.linux import descendants_of, find_stat, read_table
 
 POLL_S: Final = 0.02  # Interval at which its record is looked up.
 

@@ -14,8 +14,7 @@ from culm.clock import Clock
 from culm.fleet.discovery.base import AgentRecord, is_live, is_running
 from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.provision import storage_beside
-from culm.processes.linux import is_alive, now_s, read_world_id
-from culm.processes.tree import end_one
+from culm.processes.linux import end_one, is_alive, now_s, read_world_id
 
 _log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from typing import Final
 from culm.clock import Clock
 from culm.ids import Ids
 from culm.processes.base import Processes, ProcessStartFailed
-from culm.processes.channel import SupervisorChannel
 from culm.processes.client import missing_feature
 from culm.processes.direct import open_direct_processes
 from culm.processes.packets import receive_or_end, send
 from culm.processes.remote import open_remote_processes
+from culm.processes.supervised import SupervisorChannel
 
 # The owner may first have to end the processes of a dead supervisor and to start a new one.
 ANSWER_S: Final = 15.0

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from culm.processes.linux import now_s, set_name
-from culm.processes.orphans import PREFORK_NAME, WORKER_NAME, ZYGOTE_NAME
 from culm.processes.packets import receive_or_end, send, send_with
+from culm.processes.process_set import PREFORK_NAME, WORKER_NAME, ZYGOTE_NAME
 from culm.processes.shim import drain
 
 CHANNEL: Final = 3  # The descriptor of the zygote's socket, placed there by its starter.
