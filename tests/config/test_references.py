@@ -17,7 +17,6 @@ from culm.config.references import (
     OUTPUT_BYTES_MAX,
     UnresolvedReference,
     Variables,
-    failed,
     names_in,
     resolve,
     run_command,
@@ -165,15 +164,6 @@ async def test_resolve_and_why_unresolved_agree_on_any_text(text: str) -> None:
 def test_names_inside_commands_are_not_references() -> None:
     assert names_in("$A/${B}/${C:-$D}$$E$(f $G)100$") == {"A", "B", "C"}
     assert names_in("plain") == names_in("$A $(never closed") == set()
-
-
-def test_a_failed_reference_names_its_configuration_key() -> None:
-    problem = failed("providers.p.api_key", UnresolvedReference("$KEY is not set"))
-    assert (problem.title, problem.message, problem.hint) == (
-        "Unresolved reference",
-        "providers.p.api_key: $KEY is not set",
-        "run `culm config check` to list them all",
-    )
 
 
 # --- commands

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 
@@ -46,11 +47,21 @@ class RecordingFactory:
         return f"<{command}>"
 
 
-def models_of(
-    document: Document, env: Mapping[str, str] = ENV, factory: RecordingFactory | None = None
-) -> Models:
-    factory = factory or RecordingFactory()
-    return Models(lambda: ModelConfig(document, env), factory.make, factory.run)
+def models_of(document: Document, env: Mapping[str, str] = ENV) -> ModelConfig:
+    return ModelConfig(document, env)
+
+
+@dataclass(frozen=True)
+class FixedSource:
+    models: ModelConfig
+
+
+async def open_model(
+    config: ModelConfig, factory: RecordingFactory, provider_id: str, model_id: str
+) -> None:
+    models = Models(FixedSource(config), factory.make, factory.run)
+    async with asyncio.timeout(WAIT_S):
+        await models.open(config.get(provider_id, model_id))
 
 
 def selection(selected: SelectedModel) -> Document:
@@ -138,11 +149,11 @@ def test_the_first_usable_selected_model_is_chosen() -> None:
     assert models.after("three", "m3") == []
     assert models.after("two", "another") == ()
     document["providers"]["one"]["disable"] = document["providers"]["two"]["disable"] = True
-    models.forget()
+    models = models_of(document)
     assert models.choose("large") == THREE
     assert models.after("one", "m1") == [THREE]
     document["providers"]["three"]["disable"] = True
-    models.forget()
+    models = models_of(document)
     assert models.choose("large") == ONE  # A request to it reports the problem.
 
 
@@ -152,12 +163,10 @@ def test_small_fallbacks_come_before_the_large_model() -> None:
         models={"large": selection(ONE), **small},
         fallbacks={"small": [selection(THREE)], "large": []},
     )
-    models = models_of(document)
     for disabled, expected in (("", TWO), ("two", THREE), ("three", ONE)):
         if disabled:
             document["providers"][disabled]["disable"] = True
-            models.forget()
-        assert models.choose("small") == expected
+        assert models_of(document).choose("small") == expected
 
 
 def test_without_a_selection_no_model_is_chosen() -> None:
@@ -219,7 +228,7 @@ async def test_references_are_resolved_only_when_the_model_is_opened() -> None:
         "system_prompt_prefix": "Be $KEY.",
     }
     factory = RecordingFactory()
-    models = models_of({"providers": {"p": provider}}, factory=factory)
+    models = models_of({"providers": {"p": provider}})
     chosen = models.get("p", "m")
     written = ProviderAccess(
         "openai-compat",
@@ -230,8 +239,7 @@ async def test_references_are_resolved_only_when_the_model_is_opened() -> None:
         {"user": "$KEY"},
     )
     assert (chosen.access, factory.ran) == (written, [])
-    async with asyncio.timeout(WAIT_S):
-        await models.open(chosen)
+    await open_model(models, factory, "p", "m")
     read = ProviderAccess(
         "openai-compat",
         "",
@@ -247,12 +255,12 @@ async def test_references_are_resolved_only_when_the_model_is_opened() -> None:
 async def test_a_failed_reference_names_its_key_and_makes_no_model() -> None:
     factory = RecordingFactory()
     provider = {"base_url": "http://h/v1", "api_key": "$KEY", "extra_headers": {"X": "$(fail)"}}
-    models = models_of({"providers": {"p": provider}}, factory=factory)
-    async with asyncio.timeout(WAIT_S):
-        with pytest.raises(ModelFailed) as caught:
-            await models.open(models.get("p", "m"))
+    models = models_of({"providers": {"p": provider}})
+    with pytest.raises(ModelFailed) as caught:
+        await open_model(models, factory, "p", "m")
     assert caught.value.title == "Unresolved reference"
     assert caught.value.message.startswith("providers.p.extra_headers")
+    assert caught.value.hint == "run `culm config check` to list them all"
     assert SECRET not in repr(caught.value) + caught.value.message
     assert factory.made == []
 
@@ -266,10 +274,9 @@ async def test_no_repr_shows_a_key() -> None:
         "extra_body": {"key": SECRET},
     }
     document: Document = {"providers": {"p": provider}}
-    models = models_of(document, factory=factory)
-    async with asyncio.timeout(WAIT_S):
-        await models.open(models.get("p", "m"))
-    for thing in (factory.made[0], factory.made[0].access, ModelConfig(document, ENV), models):
+    models = models_of(document)
+    await open_model(models, factory, "p", "m")
+    for thing in (factory.made[0], factory.made[0].access, models):
         assert SECRET not in f"{thing!r} {thing}"
 
 
@@ -283,7 +290,7 @@ def models_with(
     local: Document | None = None,
     project: Document | None = None,
     workspace: Document | None = None,
-) -> Models:
+) -> ModelConfig:
     """Return the models of a workspace with these configuration layers."""
     found = FoundProviders({**providers_by_key(env), **(local or {}), "offline": OFFLINE_PROVIDER})
     layers = layers_of(found, LoadedConfig(user or {}, (project or {},)), {}, workspace or {})
@@ -291,7 +298,7 @@ def models_with(
     return models_of(document, env)
 
 
-def large(models: Models) -> str:
+def large(models: ModelConfig) -> str:
     chosen = models.choose("large")
     return "" if chosen is None else f"{chosen.provider}/{chosen.model}"
 
@@ -383,10 +390,9 @@ async def test_a_variable_of_a_later_layer_does_not_redirect_a_key() -> None:
     factory = RecordingFactory()
     found = FoundProviders({**providers_by_key(env), "offline": OFFLINE_PROVIDER})
     layers = layers_of(found, LoadedConfig(), {}, {"env": {"ANTHROPIC_BASE_URL": "http://evil/v1"}})
-    models = models_of(merged_config(layers, env), env, factory)
+    models = models_of(merged_config(layers, env), env)
     if not models.why_not("anthropic", "m"):
-        async with asyncio.timeout(WAIT_S):
-            await models.open(models.get("anthropic", "m"))
+        await open_model(models, factory, "anthropic", "m")
         access = factory.made[0].access
         assert access.base_url == "http://ours/v1" or SECRET not in access.api_key
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,17 @@ FAILING_KEY: Document = {**OWN, "api_key": "$(fail)"}
 BROKEN: Document = {"type": "offline", "name": "cannot be made"}
 
 
+@dataclass(frozen=True)
+class FixedSource:
+    models: ModelConfig
+
+
 class ChainHarness:
     """The models of a configuration, and the recorded hand-overs."""
 
     def __init__(self, **providers: Document) -> None:
-        document = config_of(**providers)
-        self.models = Models(lambda: ModelConfig(document, {}), self._make, self._run)
+        source = FixedSource(ModelConfig(config_of(**providers), {}))
+        self.models = Models(source, self._make, self._run)
         self.handed: list[str] = []
 
     async def open(self, name: str = "one") -> ConfiguredModelChain:

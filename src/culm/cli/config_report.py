@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import cast
 
 from culm.clock import LoopClock
 from culm.config import jsonc
 from culm.config.checking import ConfigProblem, Document
 from culm.config.documents import DocumentFile
 from culm.config.layers import provider_ids
-from culm.config.references import UnresolvedReference
 from culm.config.sources import (
     ConfigSource,
     FileSources,
@@ -29,8 +28,7 @@ from culm.config.sources import (
 )
 from culm.config.trust import TrustedFiles, missing
 from culm.errors import Failed, InvalidRequest
-from culm.model.base import LanguageModel
-from culm.model.choice import ChosenModel, ModelConfig, Models, layers_of, merged_config
+from culm.model.choice import ModelConfig, layers_of, merged_config
 from culm.model.local_servers import OFFLINE, FoundProviders, LocalServers, find_local_servers
 from culm.settings import default_config_file, default_data_dir
 from culm.wire.codec import Json, folded
@@ -233,15 +231,6 @@ def value_at(document: Json, path: jsonc.Path) -> Json:
     return document
 
 
-def models_of(reading: ConfigReport) -> Models:
-    """The choices that a server would make here; none of the models can be used."""
-    present = ModelConfig(reading.whole, reading.location.env)
-    return Models(lambda: present, _make_none, _run_none)
-
-
-def _make_none(_: ChosenModel) -> LanguageModel:
-    raise AssertionError("no model is used here")
-
-
-async def _run_none(_: str) -> NoReturn:
-    raise UnresolvedReference("no command is run here")
+def models_of(reading: ConfigReport) -> ModelConfig:
+    """The choices that a server would make here."""
+    return ModelConfig(reading.whole, reading.location.env)

@@ -14,8 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from culm.errors import ModelFailed
-
 COMMAND_S = 10.0  # A password manager may prompt its user; after this long nobody is there.
 POLL_S = 0.005  # A command that has closed its output exits soon.
 REAP_ROUNDS_MAX = 50  # A killed process needs a moment to end.
@@ -255,8 +253,3 @@ async def _read(source: int, has_ended: Callable[[], bool]) -> bytes:
         loop.remove_reader(source)
         os.close(source)
     raise UnresolvedReference(f"a command printed more than {OUTPUT_BYTES_MAX} bytes")
-
-
-def failed(key: str, exc: UnresolvedReference) -> ModelFailed:
-    """The error with which a run that needs the value ends."""
-    return ModelFailed("Unresolved reference", f"{key}: {exc}", hint=exc.hint)

@@ -7,9 +7,8 @@ this module. Keys do not leave this package.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import msgspec
 from msgspec import Struct, field
@@ -20,7 +19,6 @@ from culm.config.references import (
     Run,
     UnresolvedReference,
     Variables,
-    failed,
     resolve,
     why_unresolved,
 )
@@ -40,28 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-USER_LAYER, WORKSPACE_LAYER = (
-    2,
-    -1,
-)  # In `layers_of`: the documents that clients change.
+# In `layers_of`: the documents that clients change.
+USER_LAYER, WORKSPACE_LAYER = 2, -1
 COMMANDS_MAX = 8  # Concurrent commands that print keys, per workspace.
-
-
-class _Options(Struct):
-    disable_auto_summarize: bool = False
-
-
-class _Config(Struct):
-    models: dict[str, SelectedModel] = field(default_factory=dict[str, SelectedModel])
-    fallbacks: dict[str, list[SelectedModel]] = field(
-        default_factory=dict[str, list[SelectedModel]]
-    )
-    providers: dict[str, ProviderFile] = field(default_factory=dict[str, ProviderFile])
-    options: _Options = field(default_factory=_Options)
-    env: dict[str, str] = field(default_factory=dict[str, str])
-
-    def __repr__(self) -> str:
-        return "_Config(…)"  # It holds keys.
 
 
 class ChosenModel(NamedTuple):
@@ -75,36 +54,45 @@ class ChosenModel(NamedTuple):
     system_prefix: str = ""
 
 
+class _Options(Struct):
+    disable_auto_summarize: bool = False
+
+
+class _Document(Struct):
+    """The part of a document that concerns models. It holds keys, so it is never shown."""
+
+    models: dict[str, SelectedModel] = field(default_factory=dict[str, SelectedModel])
+    fallbacks: dict[str, list[SelectedModel]] = field(
+        default_factory=dict[str, list[SelectedModel]]
+    )
+    providers: dict[str, ProviderFile] = field(default_factory=dict[str, ProviderFile])
+    options: _Options = field(default_factory=_Options)
+    env: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def check_models(document: Document) -> _Document:
+    """The parts of a document that concern models; raises `InvalidRequest`."""
+    return fit(cast("Json", dict(document)), _Document)
+
+
 _NOBODY = SelectedModel()
 
-MakeModel = Callable[[ChosenModel], LanguageModel]
 
-
-@dataclass(frozen=True, slots=True, repr=False)
 class ModelConfig:
-    """The current configuration that models are selected from."""
+    """The models of one configuration, and the choices among them. Does not change."""
 
-    document: Document
-    env: Mapping[str, str]
-
-
-class Models:
-    """The models of one workspace, according to its current configuration."""
-
-    def __init__(self, present: Callable[[], ModelConfig], make: MakeModel, run: Run) -> None:
-        self._present = present
-        self._make = make
-        self._run = run  # For references that are commands.
-        self._commands = asyncio.Semaphore(COMMANDS_MAX)
-        self._read_config: _Config | None = None
-
-    def forget(self) -> None:
-        """Drop the parsed configuration after a change."""
-        self._read_config = None
-
-    @property
-    def compacts(self) -> bool:
-        return not self._config().options.disable_auto_summarize
+    def __init__(self, document: Document, env: Mapping[str, str]) -> None:
+        try:
+            parsed = check_models(document)
+        except InvalidRequest as exc:
+            # Documents from clients and users were checked before, so this one is not theirs.
+            log.error("no models: %s", exc.message)
+            parsed = _Document()
+        self.providers = parsed.providers
+        self.fallbacks = parsed.fallbacks
+        self.compacts = not parsed.options.disable_auto_summarize
+        self.variables = Variables(parsed.env, env)
+        self._models = parsed.models
 
     def choose(self, kind: ModelType) -> SelectedModel | None:
         """The first model named for this type that can be used.
@@ -112,8 +100,7 @@ class Models:
         If none can be used, it is the selected model, whose use then fails with the reason.
         """
         named = self._named(kind)
-        usable = [one for one in named if not self.why_not(one.provider, one.model)]
-        return next(iter(usable or named), None)
+        return next(iter(self._usable(named) or named), None)
 
     def after(self, provider_id: str, model_id: str) -> Sequence[SelectedModel]:
         """The fallbacks after this large model, in order."""
@@ -122,28 +109,16 @@ class Models:
             here = [(one.provider, one.model) for one in named].index((provider_id, model_id))
         except ValueError:
             return ()  # The model was requested explicitly, so there is no fallback.
-        following = named[here + 1 :]
-        return [one for one in following if not self.why_not(one.provider, one.model)]
-
-    def _named(self, kind: ModelType) -> list[SelectedModel]:
-        """The selected model and its fallbacks; for small work, followed by the large ones."""
-        config = self._config()
-        named: list[SelectedModel] = []
-        for role in dict.fromkeys((kind, "large")):
-            if config.models.get(role, _NOBODY) != _NOBODY:
-                named.append(config.models[role])
-            named += config.fallbacks.get(role, [])
-        return named
+        return self._usable(named[here + 1 :])
 
     def names(self) -> list[str]:
         """All configured models that can be used, as `provider/model`."""
-        named = (*self._named("large"), *self._named("small"))
-        usable = (one for one in named if not self.why_not(one.provider, one.model))
+        usable = self._usable([*self._named("large"), *self._named("small")])
         return list(dict.fromkeys(f"{one.provider}/{one.model}" for one in usable))
 
     def selected(self, kind: ModelType) -> SelectedModel:
         """The selected model, even if it cannot be used."""
-        return self._config().models.get(kind, SelectedModel())
+        return self._models.get(kind, _NOBODY)
 
     def small_of(self, provider_id: str) -> SelectedModel:
         """The small model to use beside a large model of this provider."""
@@ -151,23 +126,22 @@ class Models:
         if small is not None and small.provider == provider_id:
             return small
         known = find_provider(provider_id)
-        if known is not None and provider_id in self._config().providers:
+        if known is not None and provider_id in self.providers:
             return SelectedModel(model=known.small, provider=provider_id)
         return self.selected("large")
 
     def why_not(self, provider_id: str, model_id: str) -> str:
         """Why this model cannot be used now; empty if it can."""
-        config = self._config()
-        provider = config.providers.get(provider_id)
+        provider = self.providers.get(provider_id)
         if provider is None:
             return _why_unknown(provider_id)
         if not model_id:
             return f"no model of provider {provider_id!r} is selected"
-        return why_unusable(provider_id, provider, Variables(config.env, self._present().env))
+        return why_unusable(provider_id, provider, self.variables)
 
     def why_unlisted(self, provider_id: str, model_id: str) -> str:
         """Why a model is unknown: its provider has a list of models without it; empty if known."""
-        provider = self._config().providers.get(provider_id, ProviderFile())
+        provider = self.providers.get(provider_id, ProviderFile())
         listed = [model.id for model in provider.models]
         named = f"{provider_id}/{model_id}" in self.names()
         if not listed or model_id in listed or named:
@@ -176,7 +150,7 @@ class Models:
 
     def info(self, named: SelectedModel) -> ModelInfo:
         """The facts about a model, even if it cannot be used."""
-        provider = self._config().providers.get(named.provider, ProviderFile())
+        provider = self.providers.get(named.provider, ProviderFile())
         return _info(provider, vendor_of(named.provider, provider.base_url), named.model)
 
     def get(self, provider_id: str, model_id: str) -> ChosenModel:
@@ -185,14 +159,49 @@ class Models:
             raise ModelFailed(
                 "Model not available", reason, hint="culm models lists the usable models"
             )
-        config = self._config()
-        provider = config.providers[provider_id]
         settings = SelectedModel(model=model_id, provider=provider_id)
         for selected in (*self._named("large"), *self._named("small")):
             if (selected.provider, selected.model) == (provider_id, model_id):
                 settings = selected
                 break
-        return chosen_of(provider_id, provider, settings)
+        return chosen_of(provider_id, self.providers[provider_id], settings)
+
+    def _named(self, kind: ModelType) -> list[SelectedModel]:
+        """The selected model and its fallbacks; for small work, followed by the large ones."""
+        named: list[SelectedModel] = []
+        for role in dict.fromkeys((kind, "large")):
+            if self._models.get(role, _NOBODY) != _NOBODY:
+                named.append(self._models[role])
+            named += self.fallbacks.get(role, [])
+        return named
+
+    def _usable(self, named: Sequence[SelectedModel]) -> list[SelectedModel]:
+        return [one for one in named if not self.why_not(one.provider, one.model)]
+
+
+class ModelConfigSource(Protocol):
+    """The owner of a configuration that can change."""
+
+    @property
+    def models(self) -> ModelConfig: ...
+
+
+MakeModel = Callable[[ChosenModel], LanguageModel]
+
+
+class Models:
+    """The models of one workspace, according to its current configuration."""
+
+    def __init__(self, source: ModelConfigSource, make: MakeModel, run: Run) -> None:
+        self._source = source
+        self._make = make
+        self._run = run  # For references that are commands.
+        self._commands = asyncio.Semaphore(COMMANDS_MAX)
+
+    @property
+    def current(self) -> ModelConfig:
+        """The configuration of this moment; read it once for each decision."""
+        return self._source.models
 
     async def open(self, chosen: ChosenModel) -> LanguageModel:
         """An adapter for the model; raises `ModelFailed`."""
@@ -200,41 +209,32 @@ class Models:
 
     async def resolve(self, chosen: ChosenModel) -> ChosenModel:
         """The model with all references in its access resolved; raises `ModelFailed`."""
-        variables = Variables(self._config().env, self._present().env)
-        access, key = chosen.access, f"providers.{chosen.provider_id}"
-
-        async def read(name: str, text: str) -> str:
-            try:
-                return await resolve(text, variables, self._run_command)
-            except UnresolvedReference as exc:
-                raise failed(f"{key}.{name}", exc) from None
-
-        resolved = msgspec.structs.replace(
-            access,
-            base_url=await read("base_url", access.base_url),
-            api_key=await read("api_key", access.api_key),
-            headers={k: await read("extra_headers", v) for k, v in access.headers.items()},
-        )
-        return chosen._replace(access=resolved)
+        return await resolved(chosen, self.current.variables, self._run_command)
 
     async def _run_command(self, command: str) -> str:
         async with self._commands:
             return await self._run(command)
 
-    def _config(self) -> _Config:
-        if self._read_config is None:
-            try:
-                self._read_config = check_models(self._present().document)
-            except InvalidRequest as exc:
-                # Documents from clients and users were checked before, so this one is not theirs.
-                log.error("no models: %s", exc.message)
-                self._read_config = _Config()
-        return self._read_config
 
+async def resolved(chosen: ChosenModel, variables: Variables, run: Run) -> ChosenModel:
+    """The model with all references in its access resolved; raises `ModelFailed`."""
+    access, key = chosen.access, f"providers.{chosen.provider_id}"
 
-def check_models(document: Document) -> _Config:
-    """The parts of a document that concern models; raises `InvalidRequest`."""
-    return fit(cast("Json", dict(document)), _Config)
+    async def read(name: str, text: str) -> str:
+        try:
+            return await resolve(text, variables, run)
+        except UnresolvedReference as exc:
+            raise ModelFailed(
+                "Unresolved reference", f"{key}.{name}: {exc}", hint=exc.hint
+            ) from None
+
+    access = msgspec.structs.replace(
+        access,
+        base_url=await read("base_url", access.base_url),
+        api_key=await read("api_key", access.api_key),
+        headers={k: await read("extra_headers", v) for k, v in access.headers.items()},
+    )
+    return chosen._replace(access=access)
 
 
 # --- providers

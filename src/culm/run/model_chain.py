@@ -70,10 +70,11 @@ async def open_model_chain(
 
     All use the current configuration, which the turn keeps to its end.
     """
-    following = [models.get(one.provider, one.model) for one in models.after(*name)]
+    config = models.current
+    following = [config.get(one.provider, one.model) for one in config.after(*name)]
     chain = ConfiguredModelChain(models, context, following, hand_over)
     try:
-        await chain.open(models.get(*name))
+        await chain.open(config.get(*name))
     except ModelFailed as exc:
         if not await chain.fall_back(exc):
             raise

@@ -138,7 +138,7 @@ class Runs:
                 raise RunIdReused(run_id)
             return known
         line = self.line(session_id)
-        chosen = asked.model or self._context.models.choose("large")
+        chosen = asked.model or self._context.models.current.choose("large")
         if steers and line:  # It addresses the running turn, so it uses the settings of that run.
             chosen = SelectedModel(model=line[0].model, provider=line[0].provider)
             asked = replace(asked, approval=line[0].asked.approval)

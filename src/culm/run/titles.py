@@ -8,7 +8,7 @@ from culm.clock import pause
 from culm.errors import AppError, ModelFailed
 from culm.ids import SessionId
 from culm.model.base import ModelRequest, ReasoningDelta, TextDelta
-from culm.model.choice import ChosenModel, Models
+from culm.model.choice import ChosenModel, ModelConfig, Models
 from culm.run.context import TITLE_SYSTEM, UNTITLED, title_of, user_message
 from culm.run.limits import price_of, used_of
 from culm.run.live_run import RunRequest
@@ -73,7 +73,7 @@ async def give_title(context: TurnContext, session: Session, asked: RunRequest) 
 async def _find_title(
     context: TurnContext, session_id: SessionId, asked: RunRequest
 ) -> tuple[str, float]:
-    for chosen in _candidates(context.models, asked.model):
+    for chosen in _candidates(context.models.current, asked.model):
         try:
             return await _ask_in_time(context, chosen, session_id, asked.prompt)
         except AppError as exc:
@@ -81,7 +81,7 @@ async def _find_title(
     return UNTITLED, 0.0
 
 
-def _candidates(models: Models, wanted: SelectedModel | None) -> Iterable[ChosenModel]:
+def _candidates(models: ModelConfig, wanted: SelectedModel | None) -> Iterable[ChosenModel]:
     """Return the chosen model, or else the small and the large one, if they can be used."""
     named = [wanted] if wanted is not None else [models.choose("small"), models.choose("large")]
     for provider, model in dict.fromkeys((n.provider, n.model) for n in named if n is not None):

@@ -137,9 +137,10 @@ def _watch(context: TurnContext, call: CallRequest) -> Watch:
 
 def setting_of(context: TurnContext, run: LiveRun) -> JournalSetting:
     """Return the journal's settings for the model recorded at acceptance."""
-    if context.models.why_not(run.provider, run.model):
+    models = context.models.current
+    if models.why_not(run.provider, run.model):
         return _setting(context, run.provider, run.model, window=0)
-    return _setting_of(context, context.models.get(run.provider, run.model))
+    return _setting_of(context, models.get(run.provider, run.model))
 
 
 def _setting_of(context: TurnContext, chosen: ChosenModel) -> JournalSetting:
@@ -150,4 +151,5 @@ def _setting_of(context: TurnContext, chosen: ChosenModel) -> JournalSetting:
 def _setting(
     context: TurnContext, provider_id: str, model_id: str, *, window: int
 ) -> JournalSetting:
-    return JournalSetting(model_id, provider_id, window, context.tools(), context.models.compacts)
+    compacts = context.models.current.compacts
+    return JournalSetting(model_id, provider_id, window, context.tools(), compacts)

@@ -102,14 +102,15 @@ class AgentStarter:
         """Find a model by name; without a name, return the parent's model."""
         if not wanted:
             return above
+        models = self.models.current
         if wanted in ("large", "small"):
-            return self.models.choose(wanted) or above
+            return models.choose(wanted) or above
         provider, _, model = wanted.partition("/")
         if not model:
             provider, model = above.provider, wanted
-        reason = self.models.why_not(provider, model) or self.models.why_unlisted(provider, model)
+        reason = models.why_not(provider, model) or models.why_unlisted(provider, model)
         if reason:
-            usable = ", ".join(self.models.names()) or "none"
+            usable = ", ".join(models.names()) or "none"
             raise StartRefused(f"model {wanted!r} cannot be used: {reason}; there are {usable}")
         return SelectedModel(model=model, provider=provider)
 

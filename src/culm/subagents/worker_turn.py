@@ -51,7 +51,7 @@ class WorkerTurns:
         agent, terms = stored.agent, decode(stored.terms, AgentTerms)
         history = list(journal.history)
         await journal.begin_step()  # Durable before the worker does anything.
-        chosen = await self.models.resolve(self.models.get(run.provider, run.model))
+        chosen = await self.models.resolve(self.models.current.get(run.provider, run.model))
         approval = run.asked.approval
         provision = provision_of(agent, terms, chosen, approval, self.environment())
         spec = spec_of(run, [*history, *journal.user_messages], agent.parent_session_id)

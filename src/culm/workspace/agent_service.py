@@ -85,7 +85,7 @@ class AgentService:
     async def start_agent(self, body: StartAgent) -> Agent:
         """Start an agent outside a conversation; its assignment is accepted when this returns."""
         self._check_open()
-        model = self._context.models.choose("large")
+        model = self._context.models.current.choose("large")
         if model is None:
             raise AgentNotReady
         names = list(self._context.tools())
@@ -291,7 +291,7 @@ def make_agent_service(
             context=context_paths_of(configuration.shown.options),
             depth_max=context.settings.agents_depth_max,
             steps_max=context.settings.run_steps_max,
-            compacts=context.models.compacts,
+            compacts=context.models.current.compacts,
         )
 
     folder = project_folder(about.root, about.path)

@@ -64,7 +64,6 @@ class WorkspaceConfig:
         data_directory: str,
         debug: bool,
     ) -> None:
-        self.on_change: Callable[[], None] = lambda: None
         self._workspace_id = workspace_id
         self._origins = origins
         self._store = store
@@ -77,6 +76,7 @@ class WorkspaceConfig:
         self._loaded = LoadedConfig()
         self._whole: Document | None = None  # Cached until a layer changes.
         self._shown: Config | None = None
+        self._models: ModelConfig | None = None
         self._tooling: ToolConfig | None = None
         self._unpublished = False
         self._is_loaded = False
@@ -105,8 +105,11 @@ class WorkspaceConfig:
         return self._whole
 
     @property
-    def present(self) -> ModelConfig:
-        return ModelConfig(self.document, self._env)
+    def models(self) -> ModelConfig:
+        """The selection of models and their providers."""
+        if self._models is None:
+            self._models = ModelConfig(self.document, self._env)
+        return self._models
 
     @property
     def tooling(self) -> ToolConfig:
@@ -157,7 +160,7 @@ class WorkspaceConfig:
         env = {**self._base_env, **env}
         if env != self._env:
             self._env = env
-            self.on_change()  # References may resolve to other values now.
+            self._models = None  # References may resolve to other values now.
             await self.load()
 
     async def run_command(self, command: str) -> str:
@@ -220,13 +223,12 @@ class WorkspaceConfig:
                 log.exception("the configuration of %s cannot be read", self._path)
 
     def _forget_document(self) -> None:
-        self._whole = self._shown = self._tooling = None
+        self._whole = self._shown = self._models = self._tooling = None
 
     def publish_changed(self) -> None:
         """Publish the change durably, later if the store cannot write now."""
         self._forget_document()
         self._unpublished = False
-        self.on_change()
         payload = encode(ConfigChanged(self._workspace_id))
 
         def failed(_: Exception) -> None:

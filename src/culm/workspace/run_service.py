@@ -90,14 +90,15 @@ class RunService:
     def info(self) -> AgentInfo:
         """Describe the agent. An unusable model counts as ready: a prompt reports the problem."""
         is_busy = bool(self._runs.live())
-        named = self._models.choose("large")
+        models = self._models.current
+        named = models.choose("large")
         if named is None:
             return AgentInfo(is_busy=is_busy)
-        info = self._models.info(named)
+        info = models.info(named)
         return AgentInfo(is_busy=is_busy, is_ready=True, model=info, model_cfg=named)
 
     def small_model(self, provider_id: str) -> SelectedModel:
-        return self._models.small_of(provider_id)
+        return self._models.current.small_of(provider_id)
 
     # --- prompts and summaries
 
@@ -149,7 +150,7 @@ class RunService:
     def _check_ready(self) -> None:
         """Check first that a model is selected: without one no request can be served."""
         self._check_open()
-        if self._models.choose("large") is None:
+        if self._models.current.choose("large") is None:
             raise AgentNotReady
 
     async def steer(self, session_id: SessionId, prompt: str) -> Run:
@@ -301,7 +302,7 @@ class RunService:
         """Continue a held run; raises `RunNotHeld` and `ModelMissing`."""
         self._check_open()
         held, body = await self._get_held(run_id)
-        if reason := self._models.why_not(held.run.provider, held.run.model):
+        if reason := self._models.current.why_not(held.run.provider, held.run.model):
             raise ModelMissing(reason)
         await asyncio.shield(self._runs.release(held, body).accepted)
         return await self.get_run(run_id)

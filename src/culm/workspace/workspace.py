@@ -159,11 +159,8 @@ class LiveWorkspace:
             buffer_bytes_max=cfg.stream_buffer_bytes,
         )
         self._models = Models(
-            lambda: self.configuration.present,
-            services.make_model,
-            self.configuration.run_command,
+            self.configuration, services.make_model, self.configuration.run_command
         )
-        self.configuration.on_change = self._models.forget
         self.toolbox = Toolbox(
             about.id,
             about.path,
@@ -462,7 +459,7 @@ class LiveWorkspace:
         if self._agent_service is not None:
             await self._agent_service.mail.drop_late()
         away_s = 0.0 if alive_s is None else max(0.0, self.clock.now_s() - alive_s)
-        unit = recover(away_s, self._settings.away_s_max, self._models.why_not, self._ids)
+        unit = recover(away_s, self._settings.away_s_max, self._models.current.why_not, self._ids)
         recovered = await self.store.write(unit)
         if recovered.ended or recovered.held:
             text = "%s: recovery ended %d run(s), held %d and resumed %d"

@@ -44,7 +44,7 @@ from culm.fleet.worker.lifecycle import WorkerEndpoint, work
 from culm.fleet.worker.main import handle_signals, limit_shutdown, run_loop, set_up_log
 from culm.fleet.worker_server.base import ServeMany
 from culm.ids import Ids
-from culm.model.choice import ChosenModel, ModelConfig, Models
+from culm.model.choice import ChosenModel, ModelConfig, resolved
 from culm.model.local_servers import OFFLINE
 from culm.server.auth import TOKEN_BYTES, read_or_make_token
 from culm.wire.codec import printable
@@ -173,18 +173,6 @@ def _provision(serving: AgentServeOptions, agent_id: str, token: str | None) -> 
     )
 
 
-class _Read(Exception):
-    """Carries the chosen model out of `Models.open`, with all references resolved."""
-
-    def __init__(self, chosen: ChosenModel) -> None:
-        super().__init__()
-        self.chosen = chosen
-
-
-def _capture(chosen: ChosenModel) -> NoReturn:
-    raise _Read(chosen)
-
-
 async def _run_no_command(_: str) -> NoReturn:
     raise UnresolvedReference("a command that prints a key is not run for an agent")
 
@@ -197,8 +185,7 @@ async def find_model(
     Without either the agent uses the embedded model, which needs no credential.
     """
     report = await read_location(location)
-    present = ModelConfig(report.whole, location.env)
-    models = Models(lambda: present, _capture, _run_no_command)
+    models = ModelConfig(report.whole, location.env)
     if name:
         provider_id, _, model_id = name.partition("/")
     else:
@@ -207,13 +194,12 @@ async def find_model(
             return None, None
         provider_id, model_id = selected.provider, selected.model
     try:
-        await models.open(models.get(provider_id, model_id))
+        chosen = models.get(provider_id, model_id)
+        chosen = await resolved(chosen, models.variables, _run_no_command)
     except ModelFailed as exc:
         hint = "`culm models` shows the usable models"
         raise InvalidRequest(f"{provider_id}/{model_id}: {exc.message}", hint=hint) from exc
-    except _Read as read:
-        return ModelName(provider_id, model_id), _credential(read.chosen)
-    raise AssertionError("a model that can be opened is given")
+    return ModelName(provider_id, model_id), _credential(chosen)
 
 
 def _credential(chosen: ChosenModel) -> Credential | None:

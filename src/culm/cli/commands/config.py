@@ -31,11 +31,11 @@ from culm.cli.render.tables import columns
 from culm.cli.secrets import without_secrets
 from culm.config import jsonc
 from culm.config.checking import ConfigProblem, Document, key_of
-from culm.config.references import Variables, why_unresolved
+from culm.config.references import why_unresolved
 from culm.config.schema import json_schema
 from culm.config.sources import ReadSource, sources_of
 from culm.model.catalog import known_providers
-from culm.model.choice import Models, check_models
+from culm.model.choice import ModelConfig
 from culm.model.local_servers import LOCAL_SERVERS, OFF, is_off
 from culm.wire.codec import Json, printable, strings_in
 
@@ -249,7 +249,7 @@ def findings_of(report: ConfigReport) -> list[ConfigFinding]:
     found = [
         *_in_texts(report),
         *_untrusted(report),
-        *_references(report),
+        *_references(report, models),
         *_selections(report, models),
     ]
     named = {finding.problem.key for finding in found}
@@ -284,10 +284,9 @@ def _untrusted(report: ConfigReport) -> Iterator[ConfigFinding]:
 # --- references
 
 
-def _references(report: ConfigReport) -> Iterator[ConfigFinding]:
+def _references(report: ConfigReport, models: ModelConfig) -> Iterator[ConfigFinding]:
     """References that cannot be resolved, as far as they take effect; runs no command."""
     whole = report.whole
-    variables = Variables(check_models(whole).env, report.location.env)
     for layer in report.layers:
         if layer.read is None:
             continue
@@ -298,7 +297,7 @@ def _references(report: ConfigReport) -> Iterator[ConfigFinding]:
             name = str(path[-1])
             is_variable = path[0] == "env" and name.isascii() and name.isidentifier()
             asked = f"${name}" if is_variable else text
-            if reason := why_unresolved(asked, variables):
+            if reason := why_unresolved(asked, models.variables):
                 yield ConfigFinding(layer.problem(path, key_of(path), reason, _hint_for(reason)))
 
 
@@ -325,7 +324,7 @@ def _hint_for(reason: str) -> str:
 # --- models and providers
 
 
-def _selections(report: ConfigReport, models: Models) -> Iterator[ConfigFinding]:
+def _selections(report: ConfigReport, models: ModelConfig) -> Iterator[ConfigFinding]:
     """Selected models that are not available."""
     for layer in report.layers:
         if layer.read is None:
@@ -341,12 +340,12 @@ def _selections(report: ConfigReport, models: Models) -> Iterator[ConfigFinding]
             if value_at(report.whole, ("providers", provider)) is None:
                 reason = models.why_not(provider, model)
                 key_path = (*path, "provider")
-                hint = _nearest_provider(report, provider)
+                hint = _nearest_provider(report, models, provider)
                 yield ConfigFinding(layer.problem(key_path, key_of(key_path), reason, hint))
             elif not model:
                 yield ConfigFinding(layer.problem(path, key_of(path), "no model is named"))
             else:
-                yield from _misspelled(report, layer, (*path, "model"), provider, model)
+                yield from _misspelled(models, layer, (*path, "model"), provider, model)
 
 
 def _selected(layer: ConfigLayer) -> Iterator[jsonc.Path]:
@@ -357,7 +356,7 @@ def _selected(layer: ConfigLayer) -> Iterator[jsonc.Path]:
             yield "fallbacks", role, n
 
 
-def _nearest_provider(report: ConfigReport, provider: str) -> str:
+def _nearest_provider(report: ConfigReport, models: ModelConfig, provider: str) -> str:
     known = known_providers()
     locals_ = [server.id for server in LOCAL_SERVERS]
     if is_off(report.location.env) and (provider in known or provider in locals_):
@@ -366,16 +365,16 @@ def _nearest_provider(report: ConfigReport, provider: str) -> str:
         return f"set {known[provider].key_env}, or write providers.{provider}.api_key"
     if provider in locals_:
         return "no such server answers on this machine; start it"
-    there = check_models(report.whole).providers
+    there = models.providers
     close = difflib.get_close_matches(provider.lower(), [*there, *known, *locals_], 1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(there)}"
 
 
 def _misspelled(
-    report: ConfigReport, layer: ConfigLayer, path: jsonc.Path, provider: str, model: str
+    models: ModelConfig, layer: ConfigLayer, path: jsonc.Path, provider: str, model: str
 ) -> Iterator[ConfigFinding]:
     """A note for a model that its provider does not list; it may exist all the same."""
-    listed = [one.id for one in check_models(report.whole).providers[provider].models]
+    listed = [one.id for one in models.providers[provider].models]
     close = difflib.get_close_matches(model, listed, 1, 0.8)
     if listed and model not in listed and close:
         what = f"provider {provider!r} lists no model {model!r}"
@@ -383,9 +382,11 @@ def _misspelled(
         yield ConfigFinding(layer.problem(path, key_of(path), what, hint), is_note=True)
 
 
-def _providers(report: ConfigReport, models: Models, named: set[str]) -> Iterator[ConfigFinding]:
+def _providers(
+    report: ConfigReport, models: ModelConfig, named: set[str]
+) -> Iterator[ConfigFinding]:
     """Configured providers that are not usable."""
-    for name, provider in check_models(report.whole).providers.items():
+    for name, provider in models.providers.items():
         key = key_of(("providers", name))
         reason = "" if provider.disable else models.why_not(name, ANY)
         if not reason or any(one.startswith(f"{key}.") for one in named):

@@ -28,7 +28,7 @@ from culm.config import jsonc
 from culm.config.schema import ProviderFile
 from culm.errors import NotFound
 from culm.model.catalog import known_providers, vendor_of
-from culm.model.choice import Models, check_models, preferred
+from culm.model.choice import ModelConfig, preferred
 from culm.model.local_servers import OFF, is_off
 from culm.wire.codec import printable
 from culm.wire.config import Model as ModelInfo
@@ -100,25 +100,22 @@ class ModelListing(Struct):
 
 def listing_of(report: ConfigReport) -> ModelListing:
     """The roles and providers for a configuration."""
-    config = check_models(report.whole)
     models = models_of(report)
     order = preferred([layer.document for layer in report.layers])
     rows = [
-        _provider_row(report, models, name, config.providers[name])
+        _provider_row(report, models, name, models.providers[name])
         for name in order
-        if name in config.providers
+        if name in models.providers
     ]
     unset = {
         known.id: known.key_env
         for known in known_providers().values()
-        if known.id not in config.providers
+        if known.id not in models.providers
     }
     return ModelListing(not is_off(report.location.env), list(_roles(report, models)), rows, unset)
 
 
-def _roles(report: ConfigReport, models: Models) -> Iterator[ModelRoleRow]:
-    config = check_models(report.whole)
-
+def _roles(report: ConfigReport, models: ModelConfig) -> Iterator[ModelRoleRow]:
     def role_of(
         role: str, chosen: SelectedModel, why: str, *, fallback: bool = False
     ) -> ModelRoleRow:
@@ -126,7 +123,7 @@ def _roles(report: ConfigReport, models: Models) -> Iterator[ModelRoleRow]:
         return ModelRoleRow(role, chosen.provider, chosen.model, why, not reason, reason, fallback)
 
     for role in ROLES:
-        fallbacks = config.fallbacks.get(role, [])
+        fallbacks = models.fallbacks.get(role, [])
         chosen = models.selected(role)
         if chosen != SelectedModel():
             yield role_of(role, chosen, _chosen_by(report, ("models", role), chosen.provider))
@@ -146,7 +143,7 @@ def _chosen_by(report: ConfigReport, path: jsonc.Path, provider_id: str) -> str:
 
 
 def _provider_row(
-    report: ConfigReport, models: Models, provider_id: str, provider: ProviderFile
+    report: ConfigReport, models: ModelConfig, provider_id: str, provider: ProviderFile
 ) -> ProviderRow:
     reason = models.why_not(provider_id, ANY)
     known = known_providers().get(provider_id)
