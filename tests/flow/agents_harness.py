@@ -275,7 +275,7 @@ class AgentHarness(Harness):
 
     def _pid_of(self, agent_id: str) -> int:
         live = self.flow.workspace(self.remote.id).runs.live()
-        return next(run.pid() for run in live if run.agent_id == agent_id)
+        return next(run.pid for run in live if run.agent_id == agent_id)
 
     # --- actions
 

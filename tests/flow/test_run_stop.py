@@ -80,7 +80,7 @@ async def test_cancel_while_the_end_is_being_stored_is_finished_first(
         async with asyncio.TaskGroup() as tasks:
             with held_writer(harness):
                 harness.model.release()
-                await until(lambda: live.task is not None and live.task.done())
+                await until(lambda: (turn := live.control.turn) is not None and turn.task.done())
                 await harness.flow.run_ready()
                 rest = f"/runs/{run_id}/cancel"
                 if target == "session":

@@ -256,7 +256,7 @@ class Client:
         async def serve(workspace: LiveWorkspace) -> None:
             live = workspace.runs.find(run_id)
             world.tried.add(run_id)
-            if live is None or not (live.cancelled or live.host):
+            if live is None or not (live.cancelled or live.control.host):
                 world.cancels[session_id] += 1  # Or it is held and being started just now.
             answer = await workspace.agent.cancel_run(run_id)
             if live is not None and _is_accepted(live):
@@ -337,7 +337,7 @@ def has_file(token: str) -> bool:
 
 def _is_accepted(run: LiveRun) -> bool:
     """Return False for a run whose acceptance was refused."""
-    return run.accepted.done() and run.accepted.exception() is None
+    return run.control.accepted.done() and run.control.accepted.exception() is None
 
 
 OPERATIONS: tuple[tuple[float, Callable[[Client], Awaitable[None]]], ...] = (

@@ -65,7 +65,7 @@ class Probe:
         line = runs.line(complete.session_id)
         live = runs.find(complete.run_id)
         # Otherwise a client is starting it, which will fail because it is not held any more.
-        left = live is None or not live.accepted.done()
+        left = live is None or not live.control.accepted.done()
         self._world.expect(left, "published before it left", complete)
         self._world.expect(runs.is_busy(complete.session_id) == bool(line), "busy is wrong")
 
@@ -224,7 +224,7 @@ class RunServer(SimServer):
         own = "state NOT IN ('held', 'ended', 'folded')"  # Runs with a turn of their own.
         order = f"SELECT id FROM runs WHERE session_id = ? AND {own}"
         for session_id in {run.session_id for run in workspace.runs.live()}:
-            line = [run.id for run in workspace.runs.line(session_id) if run.host is None]
+            line = [run.id for run in workspace.runs.line(session_id) if run.control.host is None]
             rows = self.file.rows(f"{order} ORDER BY place, seq", session_id)
             self.world.expect(line == [row[0] for row in rows], "another order", line)
         away_s = 0.0 if self.alive_s is None else self.clock.now_s() - self.alive_s
@@ -304,7 +304,7 @@ class RunServer(SimServer):
         """Check that only runs with open asks are left for the next server."""
         assert life.workspace is not None
         # An answer may come before a resumed run could begin: the next start ends that run.
-        unbegun = {run.id: run for run in life.workspace.runs.live() if run.task is None}
+        unbegun = {run.id: run for run in life.workspace.runs.live() if run.control.turn is None}
         asking = "(SELECT run_id FROM asks WHERE state = 'open')"
         rows = self.file.rows(
             f"""SELECT id, host_id FROM runs WHERE state IN ('active', 'folded')

@@ -104,7 +104,7 @@ def cancel_skips_stopping_runs(patch: pytest.MonkeyPatch) -> None:
 
 def a_cancel_does_not_reach_the_turn(patch: pytest.MonkeyPatch) -> None:
     def mark_only(_: Runs, run: LiveRun, why: rules.Stop) -> None:
-        run.stop = why
+        run.control.stop = why
 
     patch.setattr(Runs, "_stop", mark_only)
     patch.setattr(TurnJournal, "_check_going", do_nothing)
@@ -122,9 +122,9 @@ def prompts_are_answered_before_they_are_stored(patch: pytest.MonkeyPatch) -> No
 
     def hasty(self: Runs, *args: Any, **kwargs: Any) -> LiveRun:  # noqa: ANN401
         run = accept(self, *args, **kwargs)
-        if not run.accepted.done():
-            run.accepted = asyncio.get_running_loop().create_future()
-            run.accepted.set_result(0)
+        if not run.control.accepted.done():
+            run.control.accepted = asyncio.get_running_loop().create_future()
+            run.control.accepted.set_result(0)
         return run
 
     patch.setattr(Runs, "accept", hasty)
@@ -186,12 +186,12 @@ def end_writes_rows_of_an_ended_run(patch: pytest.MonkeyPatch) -> None:
 
 
 def end_is_published_before_it_is_applied(patch: pytest.MonkeyPatch) -> None:
-    ended = Runs._ended  # pyright: ignore[reportPrivateUsage]
+    on_ended = Runs.on_ended
 
-    def late(self: Runs, run: LiveRun, ending: Ending) -> None:
-        asyncio.get_running_loop().call_soon(ended, self, run, ending)
+    def late(self: Runs, run: LiveRun, ending: Ending, answer: str = "") -> None:
+        asyncio.get_running_loop().call_soon(on_ended, self, run, ending, answer)
 
-    patch.setattr(Runs, "_ended", late)
+    patch.setattr(Runs, "on_ended", late)
 
 
 def given_ids_are_folded(patch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ class Client:
             try:
                 async with asyncio.timeout(CANCEL_S):
                     for run in covered:
-                        await run.ended.wait()
+                        await run.control.ended.wait()
             except TimeoutError:
                 self.world.problems.append(f"a cancel of {session_id} is not settled")
             self._check_empty(workspace, session_id, {run.id for run in covered})

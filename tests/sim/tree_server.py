@@ -187,7 +187,7 @@ class Life:
 
     def is_shared_run(self, run_id: str) -> bool:
         run = self._find_run(run_id)
-        return run is not None and run.is_shared
+        return run is not None and run.control.is_shared
 
     def paid_by(self, run_id: str) -> Sequence[str]:
         """A run and its parents, as far as this server knows them."""

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from culm.clock import Clock, pause
 from culm.errors import ModelFailed, SessionNotFound, StoreBusy, StoreClosed
@@ -45,7 +46,7 @@ from culm.wire.messages import (
     ToolResultPart,
     full_text,
 )
-from culm.wire.runs import CrashPolicy, Ending, Settled, Used, finish_of
+from culm.wire.runs import CrashPolicy, Ending, Used, finish_of
 
 log = logging.getLogger(__name__)
 
@@ -116,25 +117,36 @@ class StepCalls:
         return bool(self.started - self.answered.keys())
 
 
+class TurnOwner(Protocol):
+    """The owner of the runs, to which the journal reports their progress: `Runs`."""
+
+    def fold(self, host: LiveRun) -> Sequence[LiveRun]: ...
+    def unfold(self, runs: Iterable[LiveRun]) -> None: ...
+    def admit(self, runs: Iterable[LiveRun]) -> None: ...
+    def on_active(self, run: LiveRun) -> None: ...
+    def on_delayed(self, run: LiveRun) -> None: ...
+    def on_ended(self, run: LiveRun, ending: Ending, answer: str = "") -> None: ...
+
+
 class TurnJournal:
     """The journal of one run. Implements `loop.LoopJournal`."""
 
     def __init__(
         self,
         run: LiveRun,
+        owner: TurnOwner,
         setting: JournalSetting,
         store: Store,
         messages: Messages,
         clock: Clock,
-        joining: Callable[[], Sequence[LiveRun]],
     ) -> None:
         self._run = run
+        self._owner = owner
         self._setting = setting
         self._store = store
         self._messages = messages
         self._compose = partial(messages.compose, run.session_id, run_id=run.id)
         self._clock = clock
-        self._joining = joining  # The runs that could join this turn now.
         self._leaves_rows = leaves_rows(run.state)  # Also if the run never begins.
         self.history: list[Message] = []  # The messages that the model reads.
         self.session = Session(run.session_id)  # Read when the turn began.
@@ -149,6 +161,7 @@ class TurnJournal:
         self._closed_by: Ending | None = None
         self._writes: set[asyncio.Future[None]] = set()
         self._ending = False
+        self._left: Sequence[int] = ()  # Processes that did not stop.
         # Called once, when the answer begins to grow, to start work that is not urgent.
         self.on_answer: Callable[[], None] | None = None
 
@@ -210,7 +223,7 @@ class TurnJournal:
         self._check_going()
         self._closed_by = None
         run, units, messages = self._run, list[Unit](), list[Message]()
-        joining = list(self._joining())
+        joining = self._owner.fold(run)
         if not self._began:
             units.append(start_run(run.id, was_queued=run.state == "queued"))
         for active in joining if self._began else [run, *joining]:
@@ -218,21 +231,17 @@ class TurnJournal:
             units.append(unit)
             messages.append(message)
         units.append(fold_runs([other.id for other in joining], run.id))
-        for other in joining:
-            other.state, other.host = "folded", run
 
         def committed() -> None:
             self.history += messages
             self.user_messages += messages
-            for one in (run, *joining):
-                one.admit()
+            self._owner.admit([run, *joining])
 
         written = self._open(together(*units), committed)
 
         def on_written(write: asyncio.Future[None]) -> None:
             if write.exception() is not None:
-                for other in joining:
-                    other.state, other.host = "queued", None
+                self._owner.unfold(joining)
 
         written.add_done_callback(on_written)
         await asyncio.shield(written)
@@ -258,7 +267,7 @@ class TurnJournal:
 
         def committed() -> None:
             self._began = True
-            self._run.state = "active"
+            self._owner.on_active(self._run)
             self._answer = OpenAnswer(draft, self._messages, self._clock, self._track)
             if not summary:
                 self._last = draft.message
@@ -408,85 +417,59 @@ class TurnJournal:
 
     # --- the end of the run
 
-    async def end(
-        self, ending: Ending, settled: Settled | None, ended: Callable[[Ending], None]
-    ) -> None:
+    async def end(self, ending: Ending, left: Sequence[int] = ()) -> None:
         """Store the end of the run with everything that belongs to it, once and in one transaction.
 
-        Retries while the store cannot write. Returns when the end is durable and `ended` was
-        called, or when the workspace closes before that; then the next start recovers the run.
+        `left` are processes that did not stop. Retries while the store cannot write. Returns when
+        the end is durable and its owner was notified, or when the workspace closes before that;
+        then the next start recovers the run.
         """
-        self._ending = True
+        self._ending, self._left = True, left
         try:
-            await self._write_end(ending, settled, lambda: ended(ending))
+            await self._write_end(ending)
         except Exception:  # boundary: the end is stored even if the store rejects the rest
             log.exception("cannot store the last messages of run %s", self._run.id)
             ending = Ending("error", "Internal error", "See the server's log.")
             closes = close_message_of(self._run.session_id, self._finish_of(ending))
-            ends = together(closes, self._end_after(None, ending, settled))
-            await self._write_until_durable(unless_ended(self._run.id, ends), lambda: ended(ending))
+            await self._end_without_answer(ending, None, [closes])
 
-    async def _write_end(
-        self, ending: Ending, settled: Settled | None, on_commit: Callable[[], None]
-    ) -> None:
+    async def _write_end(self, ending: Ending) -> None:
         if self._began:
             self._notify_answered()
         if self._writes:
             await asyncio.wait(self._writes)
         if self._answer is not None and self._answer.draft.ended:
             # The end of its last step could not be stored and is being retried. Wait for it.
-            self._run.state = "ending"
+            self._owner.on_delayed(self._run)
             await self._answer.draft.gone.wait()
         answer = self._answer
         if answer is None or answer.draft.ended:
-            await self._end_between(ending, settled, on_commit)
+            await self._end_between(ending)
         elif answer.draft.message.is_summary_message:
-            await self._end_in_summary(answer, ending, settled, on_commit)
+            await self._end_in_summary(answer, ending)
         else:
-            await self._end_in_answer(answer, ending, settled, on_commit)
+            await self._end_in_answer(answer, ending)
 
-    async def _end_in_answer(
-        self,
-        answer: OpenAnswer,
-        ending: Ending,
-        settled: Settled | None,
-        on_commit: Callable[[], None],
-    ) -> None:
+    async def _end_in_answer(self, answer: OpenAnswer, ending: Ending) -> None:
         message = answer.draft.fold()
         if self._used is None and message.parts:
             # The answer was cut off and has no usage: estimate it, at no cost.
             self._used = estimate(self.history, message.parts)
         missing = [unit for _, unit in self._missing_results(message, ending)]
-        before = together(*missing, self._usage())
-        await self._finish(
-            answer, ending, before, self._end_after(message, ending, settled), on_commit
-        )
+        await self._finish(answer, ending, together(*missing, self._usage()), message)
 
-    async def _end_in_summary(
-        self,
-        answer: OpenAnswer,
-        ending: Ending,
-        settled: Settled | None,
-        on_commit: Callable[[], None],
-    ) -> None:
+    async def _end_in_summary(self, answer: OpenAnswer, ending: Ending) -> None:
         """Delete a partial summary, unless the run failed: then it shows the error."""
-        message_id = answer.draft.message.id
         if ending.outcome == "error":
-            ends = self._end_after(self._last, ending, settled)
-            await self._finish(answer, ending, self._usage(), ends, on_commit)
+            await self._finish(answer, ending, self._usage(), self._last)
             return
+        message_id = answer.draft.message.id
         row, unit = self._closing_row(ending)
-        ends = together(unit, self._end_after(row or self._last, ending, settled))
+        units = [delete_message(message_id), unit]
+        forget = partial(self._messages.forget, message_id)
+        await self._end_without_answer(ending, row or self._last, units, forget)
 
-        def deleted() -> None:
-            self._messages.forget(message_id)
-            on_commit()
-
-        await self._write_until_durable(together(delete_message(message_id), ends), deleted)
-
-    async def _end_between(
-        self, ending: Ending, settled: Settled | None, on_commit: Callable[[], None]
-    ) -> None:
+    async def _end_between(self, ending: Ending) -> None:
         """End a run without an open answer: not begun, between two steps, or its draft is lost."""
         units: list[Unit | None] = []
         answer = self._last
@@ -499,26 +482,23 @@ class TurnJournal:
             _, prompt = self._compose("user", self._run.asked.parts())
             row, unit = self._closing_row(ending)
             units = [prompt, lambda tx: admit_letters(tx, self._run.id), unit]
-            self._run.was_admitted = True
             answer = None if ending.outcome == "canceled" else row
-        units += [self._usage(), self._end_after(answer, ending, settled)]
-        # A cancel may have ended it already, if it was only waiting.
-        await self._write_until_durable(unless_ended(self._run.id, together(*units)), on_commit)
+            admit = partial(self._owner.admit, [self._run])
+            await self._end_without_answer(ending, answer, [*units, self._usage()], admit)
+            return
+        await self._end_without_answer(ending, answer, [*units, self._usage()])
 
     def _finish_of(self, ending: Ending) -> Finish:
         return finish_of(ending, int(self._clock.now_s()))
 
-    def _end_after(
-        self, answer: Message | None, ending: Ending, settled: Settled | None
-    ) -> Callable[[Tx], None]:
-        text = self._run.answer = "" if answer is None else full_text(answer.parts)
+    def _end_unit(self, answer: Message | None, ending: Ending) -> Callable[[Tx], None]:
         return end_run(
             self._run.id,
             ending,
             message_id="" if answer is None else answer.id,
-            text=text,
-            settled=settled,
-            left=self._run.left,
+            text=_text_of(answer),
+            settled=self._run.control.settled,
+            left=self._left,
         )
 
     def _closing_row(self, ending: Ending) -> tuple[Message | None, Unit | None]:
@@ -545,33 +525,45 @@ class TurnJournal:
         return missing
 
     async def _finish(
-        self,
-        answer: OpenAnswer,
-        ending: Ending,
-        before: Unit | None,
-        after: Unit,
-        on_commit: Callable[[], None],
+        self, open_answer: OpenAnswer, ending: Ending, before: Unit | None, answer: Message | None
     ) -> None:
-        finish = self._finish_of(ending)
+        """End the run together with its open answer."""
+        draft = open_answer.draft
         try:
             await self._messages.finish(
-                answer.draft, finish, before=before, after=after, on_commit=on_commit
+                draft,
+                self._finish_of(ending),
+                before=before,
+                after=self._end_unit(answer, ending),
+                on_commit=lambda: self._owner.on_ended(self._run, ending, _text_of(answer)),
             )
         except StoreBusy:
-            self._run.state = "ending"
-            await answer.draft.gone.wait()
+            self._owner.on_delayed(self._run)
+            await draft.gone.wait()
 
-    async def _write_until_durable(
-        self, unit: Callable[[Tx], None], on_commit: Callable[[], None]
+    async def _end_without_answer(
+        self,
+        ending: Ending,
+        answer: Message | None,
+        units: Sequence[Unit | None],
+        on_commit: Callable[[], None] | None = None,
     ) -> None:
-        """Write until it is durable or the store has closed."""
+        """End the run with these units; retry until it is durable or the store has closed."""
+        # A cancel may have ended it already, if it was only waiting.
+        unit = unless_ended(self._run.id, together(*units, self._end_unit(answer, ending)))
+
+        def committed(_: None) -> None:
+            if on_commit is not None:
+                on_commit()
+            self._owner.on_ended(self._run, ending, _text_of(answer))
+
         while True:
             try:
-                await self._store.write(unit, lambda _: on_commit())
+                await self._store.write(unit, committed)
             except StoreClosed:
                 return
             except StoreBusy:
-                self._run.state = "ending"
+                self._owner.on_delayed(self._run)
                 await pause(self._clock, RETRY_S)
             else:
                 return
@@ -580,3 +572,7 @@ class TurnJournal:
         self._writes.add(write)
         write.add_done_callback(self._writes.discard)
         return write
+
+
+def _text_of(answer: Message | None) -> str:
+    return "" if answer is None else full_text(answer.parts)

@@ -1,9 +1,10 @@
-"""A run that has not ended: its request, its state, and the means to stop it."""
+"""A run that has not ended: the accepted request, and the state that `Runs` changes."""
 
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from culm.clock import Clock, Timer
 from culm.errors import LimitExceeded
@@ -82,51 +83,106 @@ class AgentDuty:
     is_detached: bool = False  # That run does not wait for the result.
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
-class LiveRun:
-    """A live run. Created by `Runs`, and changed by it and by the owner of its turn."""
+class WorkerLink(Protocol):
+    """The connection of a run to the worker that runs its turn."""
 
-    id: RunId
-    session_id: SessionId
-    asked: RunRequest
-    given: bool
-    digest: str
-    provider: str
-    model: str
+    @property
+    def pid(self) -> int:
+        """The worker's process; 0 if it is not ours, or the turn is over."""
+        ...
+
+    def has_read(self, run: "LiveRun") -> bool:
+        """Return True if the worker has read the prompt of a run that may join the turn."""
+        ...
+
+    def on_join(self) -> None:
+        """Another run may join the turn."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class RunningTurn:
+    """The turn of a run: its task, and the limit of its time."""
+
+    task: asyncio.Task[Ending]
+    began_s: float
+    may_park: Callable[[], bool]  # True while it waits for a person and for nothing else.
+    # Done when the task is no longer waited for.
+    given_up: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    timer: Timer | None = None  # Fires when the turn exceeds its time limit.
+
+    def limit_time(self, clock: Clock, wall_s: float, on_late: Callable[[], None]) -> None:
+        """Call `on_late` when it has lasted `wall_s` since it began; 0 removes the limit."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if wall_s:
+            left_s = max(0.0, wall_s - (clock.now_s() - self.began_s))
+            self.timer = clock.call_later(left_s, on_late)
+
+    def give_up(self) -> None:
+        if not self.given_up.done():
+            self.given_up.set_result(None)
+
+
+@dataclass(eq=False, slots=True)
+class LiveRunControl:
+    """The changing part of a live run. Only `Runs` writes it."""
+
+    asked: RunRequest  # The prompt can be edited while the run waits.
     state: State
     # The commit of its acceptance: its number, or None if it was known.
     accepted: asyncio.Future[int | None]
-    account: Account  # The budget of the run and of everything that works for it.
-    duty: AgentDuty | None = None  # None for a run of the session's own agent.
-    above: tuple[SessionId, ...] = ()  # The sessions above its own.
     seq: int = 0
     changing: asyncio.Future[None] | None = None  # The latest change of the waiting run.
     stop: Stop | None = None
     # The commit of the cancel that covers it: the ids of the runs that the cancel itself ended.
     cancelling: asyncio.Future[list[RunId]] | None = None
-    task: asyncio.Task[Ending] | None = None
-    began_s: float = 0.0  # The start of its turn.
-    timer: Timer | None = None  # Fires when the turn exceeds its time limit.
-    given_up: asyncio.Future[None] | None = None  # Done when its task is no longer waited for.
+    settled: Settled | None = None  # Its result in the cancel that covers it.
+    turn: RunningTurn | None = None
+    worker: WorkerLink | None = None  # For a turn that runs in a worker.
     host: "LiveRun | None" = None  # The run whose turn it shares.
-    reenters: MessageId | None = None  # The open answer of an earlier server that it continues.
-    spent: RunSpending = field(default_factory=RunSpending)  # Spent under an earlier server.
-    # True while it waits for a person and for nothing else.
-    may_park: Callable[[], bool] = field(default=lambda: False)
-    # For a turn that runs elsewhere: called when other runs could join it, and decides which do.
-    on_join: Callable[[], None] = field(default=lambda: None)
-    hears: "Callable[[LiveRun], bool]" = field(default=lambda _: True)
-    # It waits, but was already sent to the turn that it may join; it must not change.
+    # It waits, but was already sent to the worker whose turn it may join; it must not change.
     is_shared: bool = False
-    pid: Callable[[], int] = field(default=lambda: 0)  # The process that runs its turn.
-    answer: str = ""  # The text of its last answer, once it has ended.
     was_admitted: bool = False  # Its request is part of a conversation.
     # Also set if the run ends without being admitted.
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     ending: Ending | None = None  # Set once the ending is durable.
-    left: list[int] = field(default_factory=list[int])  # Processes that did not stop.
-    settled: Settled | None = None  # Its result in the cancel that covers it.
+    answer: str = ""  # The text of its last answer, once it has ended.
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class LiveRun:
+    """A run that has not ended, as it was accepted. Created by `Runs`."""
+
+    id: RunId
+    session_id: SessionId
+    given: bool  # The caller chose the id.
+    digest: str
+    provider: str
+    model: str
+    account: Account  # The budget of the run and of everything that works for it.
+    control: LiveRunControl
+    duty: AgentDuty | None = None  # None for a run of the session's own agent.
+    above: tuple[SessionId, ...] = ()  # The sessions above its own.
+    reenters: MessageId | None = None  # The open answer of an earlier server that it continues.
+    # Spent under an earlier server.
+    spent: RunSpending = field(default_factory=RunSpending)
+
+    @property
+    def asked(self) -> RunRequest:
+        return self.control.asked
+
+    @property
+    def state(self) -> State:
+        return self.control.state
+
+    @property
+    def stop(self) -> Stop | None:
+        return self.control.stop
 
     @property
     def asked_of(self) -> tuple[object, ...]:
@@ -161,23 +217,25 @@ class LiveRun:
     @property
     def is_interrupted(self) -> bool:
         """Return True if it ended as interrupted, or its end is not stored yet."""
-        return self.ending is None or self.ending.outcome == "interrupted"
+        ending = self.control.ending
+        return ending is None or ending.outcome == "interrupted"
 
     @property
     def cancelled(self) -> bool:
         """Return True if a cancel covers it."""
-        return self.cancelling is not None
+        return self.control.cancelling is not None
 
     @property
     def is_settled(self) -> bool:
         """Return True if its request is durable, so that a turn may begin with it."""
-        return self.accepted.done() and (self.changing is None or self.changing.done())
+        changing = self.control.changing
+        return self.control.accepted.done() and (changing is None or changing.done())
 
     @property
     def is_waiting(self) -> bool:
         """Return True if it is in the queue and may still be changed."""
-        waits = self.state == "queued" and self.stop is None and self.task is None
-        return waits and not self.is_shared
+        waits = self.state == "queued" and self.stop is None and self.control.turn is None
+        return waits and not self.control.is_shared
 
     @property
     def is_unbegun(self) -> bool:
@@ -189,66 +247,63 @@ class LiveRun:
     def is_orphan(self) -> bool:
         """Return True if the run that waited for it has stopped waiting."""
         above = self.waited_for_by
-        return above is not None and (above.stop is not None or above.ended.is_set())
+        return above is not None and (above.stop is not None or above.control.ended.is_set())
+
+    @property
+    def pid(self) -> int:
+        """The process of the worker that runs its turn; 0 if there is none."""
+        return 0 if self.control.worker is None else self.control.worker.pid
+
+    def may_park(self) -> bool:
+        """Return True while it waits for a person and for nothing else."""
+        return self.control.turn is not None and self.control.turn.may_park()
 
     def changed(self) -> RunChanged:
         """Return the event that shows its state to a new subscriber."""
-        about = (self.id, self.session_id, self.shown_state, self.seq, self.given)
+        about = (self.id, self.session_id, self.shown_state, self.control.seq, self.given)
         reason = BEHIND_INTERRUPTED if self.state == "held" else ""
         return RunChanged(*about, reason=reason, agent_id=self.agent_id)
-
-    def rest(self, _: None) -> None:
-        """Record that it is stored as held, behind an interrupted run."""
-        self.state = "held"
 
     def head(self) -> QueuedPrompt:
         return QueuedPrompt(self.id, self.asked.prompt[:HEAD_CHARS])
 
-    def limit_time(self, clock: Clock, wall_s: float, on_late: Callable[[], None]) -> None:
-        """Call `on_late` when its turn has lasted `wall_s` since it began; 0 removes the limit."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-        if wall_s:
-            left_s = max(0.0, wall_s - (clock.now_s() - self.began_s))
-            self.timer = clock.call_later(left_s, on_late)
 
-    def admit(self) -> None:
-        self.was_admitted = True
-        self.admitted.set()
-
-    def give_up(self) -> None:
-        if self.given_up is not None and not self.given_up.done():
-            self.given_up.set_result(None)
-
-
-def live_again(left: StoredRun, body: RunBody, state: State, account: Account) -> LiveRun:
+def live_again(
+    left: StoredRun,
+    body: RunBody,
+    state: State,
+    account: Account,
+    reenters: MessageId | None = None,
+) -> LiveRun:
     """Rebuild a run that an earlier server accepted, or that was held."""
-    duty = None
-    if left.run.agent_id:
-        agent_id, is_detached = AgentId(left.run.agent_id), left.run.is_detached
+    stored, duty = left.run, None
+    if stored.agent_id:
+        agent_id, is_detached = AgentId(stored.agent_id), stored.is_detached
         duty = AgentDuty(agent_id, left.path, left.above, is_detached=is_detached)
+    asked = RunRequest(
+        stored.kind,
+        body.prompt,
+        tuple(body.attachments),
+        left.limits,
+        approval=ApprovalPolicy(left.headless, left.approve),
+        joins=left.is_letter,
+    )
+    accepted = asyncio.get_running_loop().create_future()
     return LiveRun(
-        id=left.run.id,
-        session_id=left.run.session_id,
-        asked=RunRequest(
-            left.run.kind,
-            body.prompt,
-            tuple(body.attachments),
-            left.limits,
-            approval=ApprovalPolicy(left.headless, left.approve),
-            joins=left.is_letter,
-        ),
-        given=left.run.run_id_given,
+        id=stored.id,
+        session_id=stored.session_id,
+        given=stored.run_id_given,
         digest=left.digest,
-        provider=left.run.provider,
-        model=left.run.model,
-        state=state,
-        accepted=asyncio.get_running_loop().create_future(),
+        provider=stored.provider,
+        model=stored.model,
         account=account,
+        control=LiveRunControl(asked, state, accepted, stored.seq),
         duty=duty,
         above=left.above,
-        seq=left.run.seq,
+        reenters=reenters,
+        spent=RunSpending(
+            stored.steps, stored.prompt_tokens + stored.completion_tokens, stored.cost
+        ),
     )
 
 
@@ -278,7 +333,8 @@ def with_below(runs: Iterable[LiveRun], live: Iterable[LiveRun]) -> list[LiveRun
     """
     covered = dict.fromkeys(runs)
     for run in live:  # A run is accepted after the one that wants its result.
-        is_own = run.host in covered or (run.host is None and not run.is_shared)
+        control = run.control
+        is_own = control.host in covered or (control.host is None and not control.is_shared)
         if run.waited_for_by in covered and is_own:
             covered[run] = None
     return list(covered)

@@ -31,7 +31,10 @@ from culm.run.limits import RunSpending
 from culm.run.live_run import (
     AgentDuty,
     LiveRun,
+    LiveRunControl,
+    RunningTurn,
     RunRequest,
+    WorkerLink,
     below_session,
     check_room,
     live_again,
@@ -47,7 +50,9 @@ from culm.store.runs import (
     StoredRun,
     accept_run,
     add_cancel,
+    edit_prompt,
     hold_run,
+    order_queue,
     release_run,
     set_limits,
 )
@@ -98,7 +103,7 @@ class Runs:
 
     def state_events(self) -> Iterable[RunChanged | QueueChanged]:
         """Return the events that show the current state to a new subscriber."""
-        durable = [run for run in self.live() if run.accepted.done()]
+        durable = [run for run in self.live() if run.control.accepted.done()]
         yield from (run.changed() for run in durable)
         yield from self._held.values()
         for session_id in self._lines:
@@ -168,37 +173,37 @@ class Runs:
             parent_run_id="" if works_for is None else works_for.id,
             detached=duty is not None and duty.is_detached,
         )
+        unset: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         run = LiveRun(
             id=new.id,
             session_id=session_id,
-            asked=asked,
             given=new.run_id_given,
             digest=digest,
             provider=new.provider,
             model=new.model,
-            state=new.state,
-            accepted=asyncio.get_running_loop().create_future(),
             account=self._accounts.open(new.id, asked.limits, works_for and works_for.account),
+            control=LiveRunControl(asked, new.state, unset),
             duty=duty,
             above=above if duty is None else duty.above,
         )
         self._enter(run)
-        run.accepted = self._context.store.write(
+        run.control.accepted = self._context.store.write(
             accept_run(new, before), partial(self._accepted, run), lambda _: self._leave(run)
         )
-        run.accepted.add_done_callback(lambda _: self.join(session_id))
+        run.control.accepted.add_done_callback(lambda _: self.join(session_id))
         return run
 
     def _accepted(self, run: LiveRun, seq: int | None) -> None:
         if seq is None:
             self._leave(run)  # The same request was accepted before, and has ended.
         else:
-            run.seq = seq
+            run.control.seq = seq
 
     def join(self, session_id: SessionId) -> None:
         """Notify the running turn that a run with a durable request may join it."""
         for host in self.line(session_id)[:1]:
-            host.on_join()
+            if host.control.worker is not None:
+                host.control.worker.on_join()
 
     def check_room(self, wanted: Sequence[RunRequest], line: Sequence[LiveRun] = ()) -> None:
         """Raise `LimitExceeded` if the requests cannot all be accepted behind the given queue."""
@@ -209,19 +214,17 @@ class Runs:
         self._held = {run.id: changed_of(run) for run in recovered.held}
         self._context.gate.restore(recovered.asks)
         for one, body in recovered.resumed:
-            run = live_again(one, body, one.run.state, self._accounts.reopen(one))
-            if run.state == "active":
-                run.state = "waiting"  # As the last server left it.
+            # An active run waits, as the last server left it.
+            state = "waiting" if one.run.state == "active" else one.run.state
+            reenters = recovered.reentered.get(one.run.id)
+            run = live_again(one, body, state, self._accounts.reopen(one), reenters)
             run.account.spent = RunSpending(
                 one.run.tree_steps, one.run.tree_tokens, one.run.tree_cost
             )
-            run.reenters = recovered.reentered.get(run.id)
-            tokens = one.run.prompt_tokens + one.run.completion_tokens
-            run.spent = RunSpending(one.run.steps, tokens, one.run.cost)
-            run.host = self._by_id.get(RunId(one.run.host_run_id))
-            run.accepted.set_result(run.seq)
+            run.control.host = self._by_id.get(RunId(one.run.host_run_id))
+            run.control.accepted.set_result(run.control.seq)
             if run.state in ("waiting", "folded"):
-                run.admit()
+                self.admit([run])
             self._enter(run)
 
     def forget_held(self, run_id: RunId) -> None:
@@ -244,21 +247,12 @@ class Runs:
         run = live_again(held, body, state, self._accounts.reopen(held))
         self.check_room([run.asked], line)
         self._enter(run)
-        run.accepted = self._context.store.write(
+        run.control.accepted = self._context.store.write(
             release_run(run.id, run.session_id, state),
             lambda _: self.forget_held(run.id),
             lambda _: self._leave(run),
         )
         return run
-
-    def reorder(self, session_id: SessionId, run_ids: Sequence[RunId]) -> None:
-        """Reorder the waiting runs. Others stay in front, and later arrivals stay behind."""
-        positions = {run_id: position for position, run_id in enumerate(run_ids)}
-
-        def position_of(run: LiveRun) -> int:
-            return positions.get(run.id, len(positions)) if run.is_waiting else -1
-
-        self._lines.get(session_id, []).sort(key=position_of)
 
     def _enter(self, run: LiveRun) -> None:
         self._by_id[run.id] = run
@@ -278,16 +272,104 @@ class Runs:
         line.remove(run)
         if not line:
             del self._lines[run.session_id]
-        run.admitted.set()
-        run.ended.set()
+        run.control.admitted.set()
+        run.control.ended.set()
         self._context.gate.forget_run(run.id)
         self._on_live(len(self._by_id))
 
-    def _ended(self, run: LiveRun, ending: Ending) -> None:
+    def on_ended(self, run: LiveRun, ending: Ending, answer: str = "") -> None:
         """Remove a run whose end is durable, with the runs that shared its turn."""
-        for one in (run, *(other for other in self.line(run.session_id) if other.host is run)):
-            one.state, one.ending = "ended", ending
+        run.control.answer = answer
+        folded = (one for one in self.line(run.session_id) if one.control.host is run)
+        for one in (run, *folded):
+            one.control.state, one.control.ending = "ended", ending
             self._leave(one)
+
+    # --- changes of a waiting run
+
+    def edit(self, run: LiveRun, prompt: str) -> asyncio.Future[None]:
+        """Change the prompt of a waiting run; return the commit."""
+        control, before = run.control, run.asked
+        control.asked = replace(before, prompt=prompt)
+
+        def failed(_: Exception) -> None:
+            control.asked = before
+
+        written = self._context.store.write(edit_prompt(run.id, prompt), on_fail=failed)
+        return self._changing(run.session_id, [run], written)
+
+    def reorder(self, session_id: SessionId, run_ids: Sequence[RunId]) -> asyncio.Future[None]:
+        """Reorder the waiting runs; return the commit.
+
+        Others stay in front, and later arrivals stay behind. No run starts before the order is
+        stored.
+        """
+        positions = {run_id: position for position, run_id in enumerate(run_ids)}
+
+        def position_of(run: LiveRun) -> int:
+            return positions.get(run.id, len(positions)) if run.is_waiting else -1
+
+        written = self._context.store.write(
+            order_queue(session_id, run_ids),
+            lambda _: self._lines.get(session_id, []).sort(key=position_of),
+        )
+        return self._changing(session_id, self.queued(session_id), written)
+
+    def _changing(
+        self, session_id: SessionId, runs: Sequence[LiveRun], written: asyncio.Future[None]
+    ) -> asyncio.Future[None]:
+        for run in runs:
+            run.control.changing = written
+        written.add_done_callback(lambda _: self.join(session_id))
+        return written
+
+    # --- changes by the turn of a run
+
+    def joining(self, host: LiveRun) -> list[LiveRun]:
+        """Return the other runs that could share this turn now: their requests are durable."""
+        others = [run for run in self.line(host.session_id) if run is not host]
+        return [run for run in others if run.is_settled and rules.folds(run, host)]
+
+    def connect(self, run: LiveRun, worker: WorkerLink) -> None:
+        """Record the worker that runs the turn; it decides which runs join."""
+        run.control.worker = worker
+
+    def share(self, host: LiveRun, send: Callable[[LiveRun], bool]) -> None:
+        """Send the runs that may join to the worker of the turn, each once."""
+        for other in self.joining(host):
+            if not other.control.is_shared and not other.asked.attachments:
+                other.control.is_shared = send(other)
+
+    def unshare(self, host: LiveRun) -> None:
+        """Let runs that the worker has not read wait for their own turn."""
+        for other in self.line(host.session_id):
+            other.control.is_shared = False
+
+    def fold(self, host: LiveRun) -> list[LiveRun]:
+        """Let the runs that may join share this turn, and return them."""
+        worker = host.control.worker
+        folded = [run for run in self.joining(host) if worker is None or worker.has_read(run)]
+        for run in folded:
+            run.control.state, run.control.host = "folded", host
+        return folded
+
+    def unfold(self, runs: Iterable[LiveRun]) -> None:
+        """Undo `fold`, because it could not be stored."""
+        for run in runs:
+            run.control.state, run.control.host = "queued", None
+
+    def admit(self, runs: Iterable[LiveRun]) -> None:
+        """Record that the requests are part of the conversation."""
+        for run in runs:
+            run.control.was_admitted = True
+            run.control.admitted.set()
+
+    def on_active(self, run: LiveRun) -> None:
+        run.control.state = "active"
+
+    def on_delayed(self, run: LiveRun) -> None:
+        """Record that the end of a run cannot be stored yet."""
+        run.control.state = "ending"
 
     # --- stopping
 
@@ -309,20 +391,21 @@ class Runs:
             def committed(ended: list[RunId]) -> None:
                 for run in fresh:
                     if run.id in ended:  # It was only waiting: the cancel itself ended it.
-                        run.settled = "canceled"
-                        self._ended(run, CANCELED)
+                        run.control.settled = "canceled"
+                        self.on_ended(run, CANCELED)
 
             def settled(write: asyncio.Future[list[RunId]]) -> None:
                 if write.exception() is not None:
                     for run in fresh:  # They stop nevertheless; another cancel records it.
-                        run.cancelling = None
+                        run.control.cancelling = None
 
             written = self._context.store.write(unit, committed)
             written.add_done_callback(settled)
             for run in fresh:
-                run.cancelling = written
+                run.control.cancelling = written
                 self._stop(run, "canceled")
-        return [run.cancelling for run in named if run.cancelling is not None]
+        commits = (run.control.cancelling for run in named)
+        return [commit for commit in commits if commit is not None]
 
     def of_session(self, session_id: SessionId) -> list[LiveRun]:
         """Return its live runs and those of all agents below it, detached or not."""
@@ -334,31 +417,32 @@ class Runs:
         return self.cancel(self.of_session(session_id), target, session_id)
 
     def cancel_run(self, run: LiveRun) -> list[asyncio.Future[list[RunId]]]:
-        if run.host is not None:
-            raise RunFolded(run.id, run.host.id)
-        if run.is_shared:
+        if run.control.host is not None:
+            raise RunFolded(run.id, run.control.host.id)
+        if run.control.is_shared:
             raise RunStarted(run.id)  # It was sent to the running turn and is being read.
         return self.cancel([run], "run")
 
     def orphan(self, run: LiveRun) -> None:
         """Stop a run whose result is no longer wanted, and everything below it."""
-        if run.host is None and not run.is_shared:  # Otherwise a turn that continues is using it.
+        control = run.control
+        if control.host is None and not control.is_shared:  # Otherwise a turn continues with it.
             for one in with_below([run], self._by_id.values()):
                 self._stop(one, "parent_ended")
 
     def _stop(self, run: LiveRun, why: rules.Stop) -> None:
         if run.stop is not None:
             return
-        run.stop = why
-        if run.task is not None:
-            run.task.cancel()
-            self._context.clock.call_later(STOP_S, run.give_up)
+        run.control.stop = why
+        if (turn := run.control.turn) is not None:
+            turn.task.cancel()
+            self._context.clock.call_later(STOP_S, turn.give_up)
 
     def on_store_failing(self) -> None:
         """Stop every turn, as its results cannot be stored; they end once writing works again."""
         for run in self.live():
             # A run that waits for a person does nothing.
-            if run.task is not None and not run.may_park():
+            if run.control.turn is not None and not run.may_park():
                 self._stop(run, "store")
 
     async def stop(self, *, for_good: bool) -> None:
@@ -370,7 +454,7 @@ class Runs:
         self._context.gate.stop()
         self._titles.stop()
         for run in self.live():
-            if run.task is not None:
+            if run.control.turn is not None:
                 self._stop(run, "parked" if self._parks(run) and not for_good else "interrupted")
         stopped = [run for run in self.live() if run.stop == "interrupted"]
         if self._workers:
@@ -383,15 +467,19 @@ class Runs:
         for run_id in self._turns.values():
             log.error("run %s did not stop in time and was abandoned", run_id)
         for run in self.live():
-            run.ended.set()  # For waiters in this process; the next start continues the run.
+            # For waiters in this process; the next start continues the run.
+            run.control.ended.set()
         interrupted = {run.session_id for run in stopped if run.is_interrupted}
-        holding = [
-            self._context.store.write(hold_run(run.id, rules.BEHIND_INTERRUPTED), run.rest)
-            for run in self.live()
-            if run.session_id in interrupted and run.is_waiting and not run.joins
-        ]
+        behind = [run for run in self.live() if run.session_id in interrupted]
+        holding = [self._hold(run) for run in behind if run.is_waiting and not run.joins]
         if holding:
             await asyncio.wait(holding, timeout=STOP_S)
+
+    def _hold(self, run: LiveRun) -> asyncio.Future[None]:
+        def held(_: None) -> None:
+            run.control.state = "held"
+
+        return self._context.store.write(hold_run(run.id, rules.BEHIND_INTERRUPTED), held)
 
     def _parks(self, run: LiveRun) -> bool:
         is_answered = self._context.gate.is_being_answered(run.id)
@@ -406,34 +494,26 @@ class Runs:
             except Exception:  # boundary: a failing run must not block its session
                 log.exception("the end of run %s was not written", run.id)
                 self._leave(run)
-            if not run.ended.is_set() and rules.next_run(self.line(session_id)) is run:
+            if not run.control.ended.is_set() and rules.next_run(self.line(session_id)) is run:
                 break  # The store has closed; the next start recovers the rest.
         del self._workers[session_id]
 
     async def _carry_out(self, run: LiveRun) -> None:
-        context = self._context
-        journal = TurnJournal(
-            run,
-            setting_of(context, run),
-            context.store,
-            context.messages,
-            context.clock,
-            lambda: [other for other in self.joining(run) if run.hears(other)],
-        )
-        if run.duty is None:  # The state of a turn that runs elsewhere would be lost.
-            run.may_park = lambda: context.gate.waits(run.id) and not journal.has_begun_calls()
+        context, control = self._context, run.control
+        setting = setting_of(context, run)
+        journal = TurnJournal(run, self, setting, context.store, context.messages, context.clock)
         # In parallel to the commit, which takes as long, unless the commit also creates the
         # session.
         trouble = None if run.duty is not None else await self._prepare(run, journal)
         try:
-            await asyncio.shield(run.accepted)
+            await asyncio.shield(control.accepted)
         except AppError:
             return  # It was refused and removed.
         if run.duty is not None:
             trouble = await self._prepare(run, journal)
-        while run.changing is not None and not run.is_settled:
-            await asyncio.wait({run.changing})
-        if run.ended.is_set() or self._closing:
+        while control.changing is not None and not run.is_settled:
+            await asyncio.wait({control.changing})
+        if control.ended.is_set() or self._closing:
             return
         if rules.next_run(self.line(run.session_id)) is not run:
             return  # A person has moved another run before it.
@@ -446,14 +526,14 @@ class Runs:
             ending = rules.ending_of_stop(run.stop)
         if run.stop == "parked":
             return  # Unchanged: the next start finds it waiting.
+        left: list[int] = []
         if run.stop == "canceled":
-            run.left = await context.find_left(run.id)
-            is_over = run.task is None or run.task.done()
-            if not is_over and run.pid():
-                run.left.append(run.pid())
-            stopped = is_over and not run.left
-            run.settled = rules.settled_by(ending, stopped=stopped)
-        await journal.end(ending, run.settled, partial(self._ended, run))
+            left = await context.find_left(run.id)
+            is_over = control.turn is None or control.turn.task.done()
+            if not is_over and run.pid:
+                left.append(run.pid)
+            control.settled = rules.settled_by(ending, stopped=is_over and not left)
+        await journal.end(ending, left)
 
     async def _prepare(self, run: LiveRun, journal: TurnJournal) -> Ending | None:
         """Read the conversation so far; return the ending if that fails."""
@@ -466,26 +546,27 @@ class Runs:
             return Ending("error", "The conversation cannot be read", "See the server's log.")
         return None
 
-    def joining(self, host: LiveRun) -> list[LiveRun]:
-        """Return the other runs that could share this turn now: their requests are durable."""
-        others = [run for run in self.line(host.session_id) if run is not host]
-        return [run for run in others if run.is_settled and rules.folds(run, host)]
-
     async def _take_turn(self, run: LiveRun, journal: TurnJournal) -> Ending:
+        context = self._context
         if run.state == "waiting":
-            run.state = "active"  # Active again, where the last server left it.
+            self.on_active(run)  # Active again, where the last server left it.
+
+        def may_park() -> bool:
+            # The state of a turn that runs elsewhere would be lost.
+            is_own = run.duty is None
+            return is_own and context.gate.waits(run.id) and not journal.has_begun_calls()
+
         # Not in the task group, which would wait for a tool that never stops; `stop` bounds it.
         loop = asyncio.get_running_loop()
-        task = run.task = loop.create_task(self._turn(run, journal), name=f"run {run.id}")
+        task = loop.create_task(self._turn(run, journal), name=f"run {run.id}")
+        turn = run.control.turn = RunningTurn(task, context.clock.now_s(), may_park)
         self._turns[task] = run.id
         task.add_done_callback(self._turns.pop)
-        run.given_up = loop.create_future()
-        run.began_s = self._context.clock.now_s()
-        self._limit_time(run, run.account.limits.wall_s)
+        self._limit_time(run, turn, run.account.limits.wall_s)
         try:
-            await asyncio.wait({task, run.given_up}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, turn.given_up}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._limit_time(run, 0)
+            self._limit_time(run, turn, 0)
         if task.done() and not task.cancelled():
             return task.result()
         if run.stop is None:  # Cancelled by code that does not own it.
@@ -496,12 +577,12 @@ class Runs:
         """Change the limits of a run and everything that works for it; return the commit."""
         limits = self._accounts.limits(asked)
         run.account.set_limits(limits)
-        if run.task is not None and not run.task.done():
-            self._limit_time(run, limits.wall_s)
+        if (turn := run.control.turn) is not None and not turn.task.done():
+            self._limit_time(run, turn, limits.wall_s)
         return self._context.store.write(set_limits(run.id, asked))
 
-    def _limit_time(self, run: LiveRun, wall_s: float) -> None:
-        run.limit_time(self._context.clock, wall_s, lambda: self._stop(run, "budget"))
+    def _limit_time(self, run: LiveRun, turn: RunningTurn, wall_s: float) -> None:
+        turn.limit_time(self._context.clock, wall_s, lambda: self._stop(run, "budget"))
 
     def _turn(self, run: LiveRun, journal: TurnJournal) -> Coroutine[Any, Any, Ending]:
         if run.duty is not None:

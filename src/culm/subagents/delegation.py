@@ -171,7 +171,10 @@ class TreeDelegation:
     async def _until_ended(self, runs: Sequence[LiveRun], until: Until, watch: Watch) -> bool:
         """Wait for all runs, for one, or for one that fails; each is shown as it ends."""
         async with asyncio.TaskGroup() as group:
-            left = {group.create_task(run.ended.wait(), name="end of a run"): run for run in runs}
+            left = {
+                group.create_task(run.control.ended.wait(), name="end of a run"): run
+                for run in runs
+            }
             while left:
                 done, _ = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
                 ended = [left.pop(task) for task in done]
@@ -198,7 +201,7 @@ class TreeDelegation:
             agent = (await self._agents.get(run.agent_id)).agent
         except NotFound:
             agent = _gone(run)
-        return AgentReport(agent, run.answer, done.files, done.note)
+        return AgentReport(agent, run.control.answer, done.files, done.note)
 
     async def _report_of(self, agent_id: str) -> AgentReport:
         details = await self._agents.details(agent_id)
@@ -238,18 +241,18 @@ class TreeDelegation:
         sent = self._runs.accept(agent.session_id, asked, duty=duty)
         was_at_work = sent.state == "queued"
         if not request.wait:
-            await asyncio.shield(sent.accepted)
+            await asyncio.shield(sent.control.accepted)
             how = "it reads it before its next step" if was_at_work else "it works on it now"
             present = (await self._agents.get(agent.agent_id)).agent
             return result_of([AgentReport(present)], f"Sent: {how}.")
         try:
-            await asyncio.shield(sent.accepted)
+            await asyncio.shield(sent.control.accepted)
             async with self._agents.waiting_for_agents(run):
                 await self._until_ended([sent], "all", watch)
         except asyncio.CancelledError:
             await self._starter.end([sent])
             raise
-        return result_of([await self._report(sent.host or sent)])
+        return result_of([await self._report(sent.control.host or sent)])
 
     async def _stop(self, request: StopAgents, caller: AgentCaller) -> CallResult:
         wanted = [await self._get_own(name, caller) for name in request.agents]
@@ -298,7 +301,8 @@ def _is_enough(until: Until, ended: Sequence[Agent]) -> bool:
 
 
 def _outcome(run: LiveRun) -> str:
-    return "left behind" if run.ending is None else outcome_of_run(run.ending.outcome)
+    ending = run.control.ending
+    return "left behind" if ending is None else outcome_of_run(ending.outcome)
 
 
 def _gone(run: LiveRun) -> Agent:
@@ -311,7 +315,7 @@ def _gone(run: LiveRun) -> Agent:
         model=run.model,
         provider=run.provider,
         state="ended",
-        outcome=None if run.ending is None else outcome_of_run(run.ending.outcome),
+        outcome=None if run.control.ending is None else outcome_of_run(run.control.ending.outcome),
         reason="Its session was deleted; its usage is unknown",
         run_id=run.id,
     )

@@ -131,7 +131,7 @@ class MailRoom:
     async def stop(self) -> None:
         """Finish the letters whose runs have ended, and abandon the others. Bounded."""
         for task, run in self._open.values():
-            if run.ending is None:
+            if run.control.ending is None:
                 task.cancel()
         if self._open:
             left = {task for task, _ in self._open.values()}
@@ -306,7 +306,7 @@ class MailRoom:
                 digest=digest,
                 duty=recipient.duty,
             )
-            await asyncio.shield(run.accepted)
+            await asyncio.shield(run.control.accepted)
         except AppError as exc:
             log.info("letter %s waits: %s", letter.id, exc.message)
             return None
@@ -317,11 +317,11 @@ class MailRoom:
         letter = claim.letter
         late = self._expire_in_time(letter, run)
         try:
-            await run.admitted.wait()
+            await run.control.admitted.wait()
             await self._finish(address, claim)
             self.check(address)  # There is room for another letter.
-            if letter.kind == "ask" and run.was_admitted:
-                await run.ended.wait()
+            if letter.kind == "ask" and run.control.was_admitted:
+                await run.control.ended.wait()
                 await self._answer(letter, address, run)
         except NoMailbox:
             log.info("no mailbox for the answer to letter %s", letter.id)
@@ -369,12 +369,12 @@ class MailRoom:
         if letter.from_.agent_id is None:
             return  # A person reads the answer in the conversation.
         shown = await self._store.read(find_letter(letter.id))
-        if run.ending is None or (shown is not None and shown.state == "answered"):
+        if run.control.ending is None or (shown is not None and shown.state == "answered"):
             return
-        answer = (run.host or run).answer.strip()
+        answer = (run.control.host or run).control.answer.strip()
         content: str | dict[str, Json] = answer
-        if run.ending.outcome not in ("end_turn", "max_tokens") or not answer:
-            content = unanswered(f"the run ended {run.ending.outcome}. {answer}".strip())
+        if run.control.ending.outcome not in ("end_turn", "max_tokens") or not answer:
+            content = unanswered(f"the run ended {run.control.ending.outcome}. {answer}".strip())
         sender = Sender(session_id=run.session_id, agent_id=address)
         await self._outbox.reply(letter.id, letter.from_.agent_id, content, sender)
 

@@ -170,7 +170,7 @@ class AgentStarter:
             for new, request in zip(news, requests, strict=True):
                 runs.append(self._accept(new, request, caller))
             for run in runs:
-                await asyncio.shield(run.accepted)
+                await asyncio.shield(run.control.accepted)
         except Exception:  # boundary: an error of the store ends the other runs, too
             await self.end(runs)
             raise
@@ -206,7 +206,7 @@ class AgentStarter:
         """Stop runs whose caller is ending, and wait for them. Bounded."""
         for run in runs:
             self.runs.orphan(run)
-        stopping = [run for run in runs if run.task is not None or run.state == "accepted"]
+        stopping = [run for run in runs if run.control.turn is not None or run.state == "accepted"]
         await within(self.clock, END_S, all_ended(stopping))
 
 
@@ -221,7 +221,7 @@ def _request_of(planned: PlannedAgent, caller: AgentCaller) -> RunRequest:
 
 def check_going(run: LiveRun | None) -> None:
     """Raise `StartRefused` if the run is over; call it in the step that accepts work for it."""
-    if run is not None and (run.stop is not None or run.ended.is_set()):
+    if run is not None and (run.stop is not None or run.control.ended.is_set()):
         raise StartRefused("the calling run is being stopped")
 
 
@@ -233,7 +233,7 @@ def session_id_of(call: CallRequest, number: int) -> SessionId:
 
 async def all_ended(runs: Sequence[LiveRun]) -> None:
     for run in runs:
-        await run.ended.wait()
+        await run.control.ended.wait()
 
 
 def _used_up(account: Account) -> str:

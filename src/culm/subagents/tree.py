@@ -292,7 +292,7 @@ class AgentTree:
         waits = self._waits.get(run.agent_id)
         waiting_for: Waiting = waits[-1] if waits else ""
         if run.stop is None:
-            unit = set_agent_activity(run.agent_id, waiting_for=waiting_for, pid=run.pid())
+            unit = set_agent_activity(run.agent_id, waiting_for=waiting_for, pid=run.pid)
             self._context.store.write(unit)
 
     # --- requests of workers to their host

@@ -57,31 +57,45 @@ class WorkerTurns:
         spec = spec_of(run, [*history, *journal.user_messages], agent.parent_session_id)
         controls = RunControl()
         replay = WorkerReplay(run, journal, self.context, lambda: self._steer(run, controls))
-        run.hears = lambda other: other.id in replay.admitted
-        run.on_join = replay.steer
-        run.pid = lambda: controls.pid or 0
+        link = _Link(replay, controls)
+        self.runs.connect(run, link)
         try:
             driven = await self.fleet.run(provision, spec, replay, controls)
         finally:
             replay.count()
-            run.on_join, run.pid = lambda: None, lambda: 0
-            for other in self.runs.line(run.session_id):
-                other.is_shared = False  # A prompt that was not read waits for its own turn.
+            link.is_over = True
+            self.runs.unshare(run)
         ending = _ending_of(driven.outcome, replay.ending if driven.is_from_worker else None)
         if ending.outcome == "end_turn" and replay.ending is None:
             await replay.finish(replay.answer or driven.outcome.result or "")
         return WorkerTurnResult(ending, tuple(replay.files))
 
     def _steer(self, run: LiveRun, controls: RunControl) -> None:
-        """Send the worker the prompts that wait to join the run, each once."""
-        for other in self.runs.joining(run):
-            if other.is_shared or other.asked.attachments:
-                continue
-            try:
-                other.is_shared = controls.steer(other.asked.prompt, other.id)
-            except AppError as exc:
-                log.info("run %s waits for its own turn: %s", other.id, exc.message)
-                return
+        """Send the worker the prompts that wait to join the run."""
+        try:
+            self.runs.share(run, lambda other: controls.steer(other.asked.prompt, other.id))
+        except AppError as exc:
+            log.info("a prompt waits for its own turn: %s", exc.message)
+
+
+@dataclass(slots=True)
+class _Link:
+    """Implements `WorkerLink` for one turn."""
+
+    replay: WorkerReplay
+    controls: RunControl
+    is_over: bool = False
+
+    @property
+    def pid(self) -> int:
+        return 0 if self.is_over else self.controls.pid or 0
+
+    def has_read(self, run: LiveRun) -> bool:
+        return run.id in self.replay.admitted
+
+    def on_join(self) -> None:
+        if not self.is_over:
+            self.replay.steer()
 
 
 def _ending_of(outcome: Outcome, replayed: Ending | None) -> Ending:

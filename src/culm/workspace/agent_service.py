@@ -119,7 +119,7 @@ class AgentService:
         asked = RunRequest(prompt=text, limits=agent.budget, model=agent.selected)
         steers = any(run.stop is None for run in self._runs.line(agent.session_id))
         run = self._runs.accept(agent.session_id, asked, duty=duty, steers=steers)
-        await asyncio.shield(run.accepted)
+        await asyncio.shield(run.control.accepted)
         return SaidToAgent(run.id)
 
     async def cancel(self, agent_id: str) -> Agent:
@@ -246,22 +246,22 @@ class AgentService:
     async def workers(self) -> list[Process]:
         """Return the worker processes of agents."""
         now_s = self._context.clock.now_s()
-        runs = [run for run in self._runs.live() if run.duty is not None and run.pid()]
-        stats = await asyncio.to_thread(lambda: [find_stat(run.pid()) for run in runs])
+        live = [(run, run.control.turn) for run in self._runs.live() if run.pid]
+        stats = await asyncio.to_thread(lambda: [find_stat(run.pid) for run, _ in live])
         return [
             Process(
-                pid=run.pid(),
+                pid=run.pid,
                 command=f"culm worker {run.agent_id}",
                 kind="worker",
                 session_id=run.session_id,
                 run_id=run.id,
                 tool_call_id="",
-                age_s=round(max(0.0, now_s - run.began_s), 3),
+                age_s=0.0 if turn is None else round(max(0.0, now_s - turn.began_s), 3),
                 rss_bytes=0 if stat is None else stat.rss_bytes,
-                pids=[run.pid()],
+                pids=[run.pid],
                 stopping=run.stop is not None,
             )
-            for run, stat in zip(runs, stats, strict=True)
+            for (run, turn), stat in zip(live, stats, strict=True)
         ]
 
 

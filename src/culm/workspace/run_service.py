@@ -36,11 +36,9 @@ from culm.store.runs import (
     StoredRun,
     body_of,
     drop_run,
-    edit_prompt,
     find_run,
     find_stored,
     list_runs,
-    order_queue,
 )
 from culm.store.sessions import find_session
 from culm.store.store import Store
@@ -126,7 +124,7 @@ class RunService:
         run = self._runs.accept(
             SessionId(body.session_id), asked, run_id=run_id or None, digest=digest, duty=duty
         )
-        await asyncio.shield(run.accepted)
+        await asyncio.shield(run.control.accepted)
         return run.id
 
     async def _assign(
@@ -160,7 +158,7 @@ class RunService:
         _check_prompt(body)
         asked, duty = await self._assign(session_id, RunRequest("prompt", prompt))
         run = self._runs.accept(session_id, asked, digest=digest_of(body), steers=True, duty=duty)
-        await asyncio.shield(run.accepted)
+        await asyncio.shield(run.control.accepted)
         return await self.get_run(run.id)
 
     async def accept_summary(self, session_id: SessionId) -> LiveRun | None:
@@ -176,7 +174,7 @@ class RunService:
         # it.
         above = () if duty is None else duty.above
         run = self._runs.accept(session_id, asked, above=above)
-        await asyncio.shield(run.accepted)
+        await asyncio.shield(run.control.accepted)
         return run
 
     async def summarize(self, session_id: SessionId) -> None:
@@ -184,11 +182,13 @@ class RunService:
         run = await self.accept_summary(session_id)
         if run is None:
             return
-        await run.ended.wait()
-        if run.ending is None:
+        await run.control.ended.wait()
+        if run.control.ending is None:
             raise WorkspaceClosing  # It has not ended; the next start recovers it.
-        if run.ending.failed:
-            raise ModelFailed(run.ending.title, run.ending.details or run.ending.title)
+        if run.control.ending.failed:
+            raise ModelFailed(
+                run.control.ending.title, run.control.ending.details or run.control.ending.title
+            )
 
     # --- stopping
 
@@ -215,12 +215,12 @@ class RunService:
         await _wait_all(self._runs.cancel_run(run))
         try:
             async with asyncio.timeout(CANCEL_WAIT_S):
-                await run.ended.wait()
+                await run.control.ended.wait()
         except TimeoutError:
             return CancelAnswer("not_stopped", await self.get_run(run_id))
-        if run.ending is None:
+        if run.control.ending is None:
             raise WorkspaceClosing
-        return CancelAnswer(run.settled or "finished_first", await self.get_run(run_id))
+        return CancelAnswer(run.control.settled or "finished_first", await self.get_run(run_id))
 
     # --- reading
 
@@ -256,19 +256,11 @@ class RunService:
         """Change the prompt of a waiting run; raises `RunStarted` if it no longer waits."""
         self._check_open()
         run = await self._get_waiting(run_id)
-        while run.changing is not None and not run.changing.done():
-            await asyncio.wait({run.changing})  # One after the other, as each may fail alone.
+        while (changing := run.control.changing) is not None and not changing.done():
+            await asyncio.wait({changing})  # One after the other, as each may fail alone.
             run = await self._get_waiting(run_id)
-        before = run.asked
-        _check_prompt(Prompt(run.session_id, prompt, attachments=list(before.attachments)))
-        run.asked = replace(before, prompt=prompt)
-
-        def failed(_: Exception) -> None:
-            run.asked = before
-
-        run.changing = self._store.write(edit_prompt(run.id, prompt), on_fail=failed)
-        run.changing.add_done_callback(lambda _: self._runs.join(run.session_id))
-        await asyncio.shield(run.changing)
+        _check_prompt(Prompt(run.session_id, prompt, attachments=list(run.asked.attachments)))
+        await asyncio.shield(self._runs.edit(run, prompt))
         return await self.get_run(run_id)
 
     async def order(self, session_id: SessionId, run_ids: Sequence[RunId]) -> list[QueuedPrompt]:
@@ -279,13 +271,7 @@ class RunService:
             raise QueueDiffers
         if not waiting:
             return []
-        written = self._store.write(
-            order_queue(session_id, run_ids), lambda _: self._runs.reorder(session_id, run_ids)
-        )
-        for run in waiting:
-            run.changing = written  # No run starts before the order is stored.
-        written.add_done_callback(lambda _: self._runs.join(session_id))
-        await asyncio.shield(written)
+        await asyncio.shield(self._runs.reorder(session_id, run_ids))
         return self.queue(session_id)
 
     async def _get_waiting(self, run_id: str) -> LiveRun:
@@ -304,7 +290,7 @@ class RunService:
         held, body = await self._get_held(run_id)
         if reason := self._models.current.why_not(held.run.provider, held.run.model):
             raise ModelMissing(reason)
-        await asyncio.shield(self._runs.release(held, body).accepted)
+        await asyncio.shield(self._runs.release(held, body).control.accepted)
         return await self.get_run(run_id)
 
     async def drop(self, run_id: str) -> Run:

@@ -503,7 +503,7 @@ class LiveWorkspace:
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 await self.messages.stop()
                 # The next start closes the calls of a run that could not end here.
-                if all(run.task is None for run in self.runs.live()):
+                if all(run.control.turn is None for run in self.runs.live()):
                     await self.store.write(partial(close_open_messages, but=waiting))
         except (TimeoutError, StoreBusy) as exc:
             log.error("%s: the last writes did not finish: %s", self.about.path, exc or "time-out")
