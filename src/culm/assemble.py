@@ -32,9 +32,11 @@ from culm.processes.base import Processes
 from culm.processes.client import open_processes
 from culm.run.project_context import ContextPaths, read_project_context
 from culm.run.system_prompt import ProjectContext
-from culm.server.app import make_api, open_http
+from culm.server.api import Api
 from culm.server.auth import RequestAuth, allowed_hosts, read_or_make_token
+from culm.server.connection import open_http
 from culm.server.listen import Address, Listener, TcpAddress, listen, parse_address
+from culm.server.routes import ROUTES
 from culm.settings import ServeOptions
 from culm.store.files import find_unanswered_senders, has_unfinished_runs
 from culm.store.store import open_store
@@ -132,7 +134,7 @@ async def open_server(
                 clock,
                 on_leave,
             ) as registry,
-            open_http(make_api(registry, gate), listeners, tls),
+            open_http(Api(registry, gate, ROUTES).handle, listeners, tls),
         ):
             if _is_locking():  # Otherwise the runs may be active in another server.
                 await _resume(registry, options.data_dir, clock)

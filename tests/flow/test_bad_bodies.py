@@ -13,8 +13,7 @@ from msgspec import inspect
 
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids
-from culm.server.api import Route
-from culm.server.problems import ATTACHMENT_BYTES_MAX, BODY_BYTES_MAX
+from culm.server.api import ATTACHMENT_BYTES_MAX, BODY_BYTES_MAX, Route
 from culm.server.routes import ROUTES
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import UNKNOWN, Answer, connect, request_bytes, send

@@ -11,7 +11,8 @@ import pytest
 
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids
-from culm.server import app, problems
+from culm.server import api
+from culm.server import connection as server_connection
 from culm.server.connection import HEAD_BYTES_MAX
 from culm.server.routes import ROUTES
 from culm.settings import Settings
@@ -85,7 +86,7 @@ async def test_request_head_just_within_the_limit_is_served(flow: FlowServer) ->
 async def test_unfinished_later_request_head_is_closed_after_the_deadline(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "KEEPALIVE_S", 0.2)
+    monkeypatch.setattr(server_connection, "KEEPALIVE_S", 0.2)
     async with open_flow(tmp_path, kind) as flow, open_raw_connection(flow) as connection:
         await assert_serves(connection)
         connection.writer.write(request_bytes(flow, "GET", HEALTH, {})[:-2])
@@ -95,8 +96,8 @@ async def test_unfinished_later_request_head_is_closed_after_the_deadline(
 async def test_unfinished_bodies_are_408_and_closed_while_others_are_served(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(problems, "BODY_S", 0.3)
-    monkeypatch.setattr(app, "LINGER_S", 0.3)
+    monkeypatch.setattr(api, "BODY_S", 0.3)
+    monkeypatch.setattr(server_connection, "LINGER_S", 0.3)
     async with open_flow(tmp_path, kind) as flow:
         remote = await opened(flow)
         target = remote.path("/sessions")
@@ -202,7 +203,7 @@ async def test_unauthorized_tcp_request_is_refused_first_and_disconnected(
 async def test_unauthorized_request_is_refused_without_reading_its_body(
     tmp_path: Path, field: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "LINGER_S", 0.3)
+    monkeypatch.setattr(server_connection, "LINGER_S", 0.3)
     async with open_flow(tmp_path, "tcp") as flow, open_raw_connection(flow) as connection:
         fields = {field: "x", "Content-Length": "1000000"}
         connection.writer.write(request_bytes(flow, "POST", "/v1/workspaces", fields) + b"{")

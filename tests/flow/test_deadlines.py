@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from culm.ids import Ids
-from culm.server import connection, problems
+from culm.server import api, connection
 from culm.server.listen import Address
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import connect, request_bytes
@@ -51,7 +51,7 @@ async def test_connection_with_a_timely_request_outlives_the_head_deadline(
 async def test_unfinished_body_is_408_and_creates_nothing(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(problems, "BODY_S", 0.2)
+    monkeypatch.setattr(api, "BODY_S", 0.2)
     async with open_flow(tmp_path, kind) as flow, asyncio.timeout(WAIT_S):
         reader, writer = await connect(address_of(flow))
         writer.write(request_bytes(flow, "POST", "/v1/workspaces", {"Content-Length": "1000"}))

@@ -12,8 +12,8 @@ from aiohttp import web
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import Ids
 from culm.server.api import Api, Route
-from culm.server.app import open_http
 from culm.server.auth import RequestAuth
+from culm.server.connection import open_http
 from culm.server.listen import Address, listen, parse_address
 from culm.server.routes import ROUTES
 from tests.flow.conftest import FlowServer, open_flow
@@ -50,7 +50,7 @@ async def open_failing(flow: FlowServer) -> AsyncGenerator[Address]:
     api = Api(flow.server.registry, RequestAuth(None, frozenset({"buggy"})), routes)
     listener = listen(parse_address("tcp://127.0.0.1:0"))
     try:
-        async with open_http(api, [listener], None):
+        async with open_http(api.handle, [listener], None):
             yield listener.address
     finally:
         listener.close()

@@ -12,7 +12,7 @@ import pytest
 
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
-from culm.server.app import KEEPALIVE_S
+from culm.server.connection import KEEPALIVE_S
 from culm.server.listen import UnixAddress
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply, ReplyRule, Script

@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import web
 
-from culm.server.sse import EventResponse
+from culm.server.routes.workspaces import EventResponse
 from tests.support import WAIT_S
 
 

@@ -6,31 +6,31 @@ their types before it runs, its result is encoded (None is an empty response), a
 document is generated from them.
 """
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 from urllib.parse import unquote
 
-from aiohttp import web
+import msgspec
+from aiohttp import HttpVersion11, web
 
+from culm.errors import InvalidRequest, TooLarge, TooSlow
 from culm.server.auth import RequestAuth
 from culm.server.connection import Connection
-from culm.server.problems import (
-    BODY_BYTES_MAX,
-    MethodNotAllowed,
-    RouteNotFound,
-    answer,
-    answer_to,
-    done,
-    parse_query,
-    read_body,
-)
+from culm.server.problems import MethodNotAllowed, RouteNotFound, answer, answer_to
 from culm.wire.codec import parse_body
 from culm.workspace.registry import Registry
 
+T = TypeVar("T")
 Handler = Callable[..., Awaitable[Any]]
+
+WORKSPACE = "/v1/workspaces/{workspace_id}"  # The path of a workspace; most paths start with it.
+BODY_BYTES_MAX = 1 << 20
+BODY_S = 60.0  # The time for a whole body, including attachments over a slow connection.
+ATTACHMENT_BYTES_MAX = 64 << 20  # For the two routes that carry attachments and files.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Route:
     method: str
     path: str
     handler: Handler
-    status: int = 200
+    status: int = 200  # Crush clients treat 201 and 204 as errors.
     body_bytes_max: int = BODY_BYTES_MAX
 
     def hints(self) -> dict[str, Any]:
@@ -60,43 +60,70 @@ def is_response(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, web.StreamResponse)
 
 
-Endpoint = Callable[[web.BaseRequest, Registry, dict[str, str]], Awaitable[web.StreamResponse]]
+Endpoint = Callable[[web.BaseRequest, dict[str, str]], Awaitable[web.StreamResponse]]
 
 
-def bind(route: Route) -> Endpoint:
+def bind(route: Route, registry: Registry) -> Endpoint:
     """Wrap a handler in the parsing of its parameters and the encoding of its result."""
     hints = route.hints()
     query, body = hints.get("query"), hints.get("body")
     # A body that may be None is optional.
     optional = body is not None and type(None) in getattr(body, "__args__", ())
     by_path = hints.keys() & set(re.findall(r"{(\w+)}", route.path))
-    by_name = hints.keys() & {"workspace", "registry", "request"}
     responds = is_response(hints["return"])
 
-    async def endpoint(
-        request: web.BaseRequest, registry: Registry, path: dict[str, str]
-    ) -> web.StreamResponse:
+    async def endpoint(request: web.BaseRequest, path: dict[str, str]) -> web.StreamResponse:
         # Clients rely on the order in which errors are found: query, body, workspace, operation.
-        arguments: dict[str, object] = {name: path[name] for name in by_path}
+        arguments: dict[str, object] = {}
+        for name in by_path:
+            arguments[name] = path[name]
         if query is not None:
             arguments["query"] = parse_query(request, query)
         if body is not None:
             data = await read_body(request, route.body_bytes_max)
             arguments["body"] = None if optional and not data else parse_body(data, body)
-        if "workspace" in by_name:
+        if "workspace" in hints:
             arguments["workspace"] = registry.get(path["workspace_id"])
-        if "registry" in by_name:
+        if "registry" in hints:
             arguments["registry"] = registry
-        if "request" in by_name:
+        if "request" in hints:
             arguments["request"] = request
         value = await route.handler(**arguments)
         if responds:
             return value
         if value is None or isinstance(value, HeadersOnly):
-            return done(status=route.status, headers=value)
+            return web.Response(status=route.status, headers=value)
         return answer(value, status=route.status)
 
     return endpoint
+
+
+async def read_body(request: web.BaseRequest, bytes_max: int) -> bytes:
+    if (request.content_length or 0) > bytes_max:
+        raise TooLarge(f"the body may have at most {bytes_max} bytes")
+    expects = request.headers.get("Expect", "").lower() == "100-continue"
+    if expects and request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # The response itself has not started.
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > bytes_max:
+                    raise TooLarge(f"the body may have at most {bytes_max} bytes")
+    except TimeoutError as exc:
+        raise TooSlow(BODY_S) from exc
+    return bytes(body)
+
+
+def parse_query(request: web.BaseRequest, kind: type[T]) -> T:
+    """Parse the query into its type. The first value of a repeated name counts, as in Go."""
+    query = request.query
+    try:
+        return msgspec.convert({name: query[name] for name in query}, kind, strict=False)
+    except msgspec.ValidationError as exc:
+        raise InvalidRequest(f"query: {exc}") from exc
 
 
 @dataclass(slots=True)
@@ -109,15 +136,19 @@ class _Node:
     methods: dict[str, Endpoint] = field(default_factory=dict[str, Endpoint])
 
 
-class RouteTable:
-    """All routes, found by walking the path; aiohttp's own table tries pattern after pattern."""
+class Api:
+    """The handler of every request to a server.
 
-    def __init__(self, routes: Iterable[Route]) -> None:
+    It finds a route by walking the path; aiohttp's own table tries pattern after pattern.
+    """
+
+    def __init__(self, registry: Registry, auth: RequestAuth, routes: Iterable[Route]) -> None:
+        self._auth = auth
         self._root = _Node()
         for route in routes:
-            self._add(route)
+            self._add(route, bind(route, registry))
 
-    def _add(self, route: Route) -> None:
+    def _add(self, route: Route, endpoint: Endpoint) -> None:
         node = self._root
         names: list[str] = []
         for step in route.path.split("/"):
@@ -129,11 +160,25 @@ class RouteTable:
                 node = node.literals.setdefault(step, _Node())
         assert route.method not in node.methods, f"two handlers for {route.method} {route.path}"
         node.names = tuple(names)
-        node.methods[route.method] = bind(route)
+        node.methods[route.method] = endpoint
         if route.method == "GET":
-            node.methods["HEAD"] = node.methods["GET"]
+            node.methods["HEAD"] = endpoint
 
-    def find(self, method: str, raw_path: str) -> tuple[Endpoint, dict[str, str]]:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            connection = request.protocol
+            assert isinstance(connection, Connection), "created by Connections"
+            connection.check_head(request)
+            if connection.is_unix:
+                self._auth.check_unix(connection.peer_uid)
+            else:
+                self._auth.check_tcp(request.headers)
+            endpoint, path = self._find(request.method, request.rel_url.raw_path)
+            return await endpoint(request, path)
+        except Exception as exc:  # boundary: a bug in one request is a 500 and not a crash
+            return answer_to(exc, request)
+
+    def _find(self, method: str, raw_path: str) -> tuple[Endpoint, dict[str, str]]:
         """The endpoint and its path parameters; raises `RouteNotFound`, `MethodNotAllowed`."""
         node: _Node | None = self._root
         values: list[str] = []
@@ -151,29 +196,3 @@ class RouteTable:
         if endpoint is None:
             raise MethodNotAllowed(sorted(node.methods))
         return endpoint, dict(zip(node.names, values, strict=True))
-
-
-class Api:
-    """The handler of every request to a server."""
-
-    def __init__(self, registry: Registry, auth: RequestAuth, routes: Iterable[Route]) -> None:
-        self._registry = registry
-        self._auth = auth
-        self._table = RouteTable(routes)
-
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        try:
-            self._check(request)
-            endpoint, path = self._table.find(request.method, request.rel_url.raw_path)
-            return await endpoint(request, self._registry, path)
-        except Exception as exc:  # boundary: a bug in one request is a 500 and not a crash
-            return answer_to(exc, request)
-
-    def _check(self, request: web.BaseRequest) -> None:
-        connection = request.protocol
-        assert isinstance(connection, Connection), "created by Connections"
-        connection.check_head(request)
-        if connection.is_unix:
-            self._auth.check_unix(connection.peer_uid)
-        else:
-            self._auth.check_tcp(request.headers)

@@ -1,8 +1,8 @@
-"""One connection: its peer, and limits on the time and memory that it may use.
+"""The HTTP server: its connections, with limits on the time and memory that each may use.
 
 aiohttp does not limit the total size of request headers, and a client is not authenticated before
 its first headers are complete. These limits are all that protects our file descriptors and memory
-from unauthenticated clients. `problems.read_body` limits bodies.
+from unauthenticated clients. `api.read_body` limits bodies.
 """
 
 import asyncio
@@ -10,13 +10,17 @@ import logging
 import math
 import os
 import socket
+import ssl
 import struct
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
 from culm.errors import AppError, HeadTooLarge, InvalidRequest
+from culm.server.listen import BACKLOG, Listener, UnixAddress
 from culm.server.problems import problem
 
 log = logging.getLogger(__name__)
@@ -24,6 +28,9 @@ log = logging.getLogger(__name__)
 HEAD_S = 10.0
 HEAD_BYTES_MAX = 32 << 10
 CONNECTIONS_MAX = 4096
+KEEPALIVE_S = 120.0  # Crush clients keep connections for 90 s and do not retry a lost POST.
+SHUTDOWN_TIMEOUT_S = 2.5  # aiohttp waits this long for a handler, and again after its cancel.
+LINGER_S = 3.0  # A client that still sends a refused body has this long to read the response.
 TURN_AWAY_S = 0.1  # The transport of an accepted connection is ready some loop iterations later.
 STALL_S = 60.0  # A client that reads nothing of its response for this long is disconnected.
 ANSWER_BYTES_WATCHED = 64 << 10  # A transport buffers so much without waiting for its reader.
@@ -129,6 +136,51 @@ class Connections(web.Server):
             return False
         alike = [c for c in self.connections if getattr(c, "is_unix", None) == newcomer.is_unix]
         return len(alike) > CONNECTIONS_MAX
+
+
+@asynccontextmanager
+async def open_http(
+    handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+    listeners: Sequence[Listener],
+    tls: ssl.SSLContext | None,
+) -> AsyncGenerator[None]:
+    """Serve requests on every listener while in the block."""
+    connections = Connections(
+        handler,
+        # A client that disconnects cancels only its own handler. State changes are owned by a
+        # workspace or the store, and handlers await them shielded.
+        handler_cancellation=True,
+        keepalive_timeout=KEEPALIVE_S,
+        access_log=None,
+        max_line_size=HEAD_BYTES_MAX,
+        max_field_size=HEAD_BYTES_MAX,
+        lingering_time=LINGER_S,
+        auto_decompress=False,  # As in Go. A decompression bomb would also block the event loop.
+    )
+    loop = asyncio.get_running_loop()
+    servers: list[asyncio.Server] = []
+    try:
+        for listener in listeners:
+            if isinstance(listener.address, UnixAddress):
+                server = await loop.create_unix_server(
+                    connections, sock=listener.sock, backlog=BACKLOG
+                )
+            else:
+                server = await loop.create_server(
+                    connections,
+                    sock=listener.sock,
+                    ssl=tls,
+                    ssl_handshake_timeout=HEAD_S if tls else None,
+                    backlog=BACKLOG,
+                )
+            servers.append(server)
+        yield
+    finally:
+        for server in servers:
+            server.close()
+        await asyncio.sleep(0)  # Requests that have arrived start before idle connections close.
+        connections.pre_shutdown()
+        await connections.shutdown(SHUTDOWN_TIMEOUT_S)
 
 
 def _head_size(request: web.BaseRequest) -> int:

@@ -1,23 +1,14 @@
-"""Errors as JSON responses with their status; also reading of bodies and queries."""
+"""Responses in JSON, and errors as such responses with their status."""
 
-import asyncio
 import logging
-from collections.abc import Mapping
-from typing import TypeVar
 
-import msgspec
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
-from culm.errors import AppError, Denied, InvalidRequest, TooLarge, TooSlow, Unauthenticated
+from culm.errors import AppError, Denied, InvalidRequest, Unauthenticated
 from culm.wire.codec import encode
 from culm.wire.workspaces import Problem
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-BODY_BYTES_MAX = 1 << 20
-BODY_S = 60.0  # The time for a whole body, including attachments over a slow connection.
-ATTACHMENT_BYTES_MAX = 64 << 20  # For the two routes that carry attachments and files.
 
 
 class RouteNotFound(Exception):
@@ -65,36 +56,3 @@ def problem(exc: AppError) -> web.Response:
 
 def answer(value: object, *, status: int = 200) -> web.Response:
     return web.Response(body=encode(value) + b"\n", status=status, content_type="application/json")
-
-
-def done(*, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """An empty success response. The default is 200: Crush clients treat 201 and 204 as errors."""
-    return web.Response(status=status, headers=headers)
-
-
-async def read_body(request: web.BaseRequest, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    if (request.content_length or 0) > bytes_max:
-        raise TooLarge(f"the body may have at most {bytes_max} bytes")
-    expects = request.headers.get("Expect", "").lower() == "100-continue"
-    if expects and request.version >= HttpVersion11:
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # The response itself has not started.
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for chunk in request.content.iter_any():
-                body += chunk
-                if len(body) > bytes_max:
-                    raise TooLarge(f"the body may have at most {bytes_max} bytes")
-    except TimeoutError as exc:
-        raise TooSlow(BODY_S) from exc
-    return bytes(body)
-
-
-def parse_query(request: web.BaseRequest, kind: type[T]) -> T:
-    """Parse the query into its type. The first value of a repeated name counts, as in Go."""
-    query = request.query
-    try:
-        return msgspec.convert({name: query[name] for name in query}, kind, strict=False)
-    except msgspec.ValidationError as exc:
-        raise InvalidRequest(f"query: {exc}") from exc

@@ -1,14 +1,14 @@
-"""The main agent of a workspace: prompts, their queue, summaries and shell commands."""
+"""The main agent of a workspace: prompts, their runs and queue, summaries and shell commands."""
 
 from culm.ids import SessionId
-from culm.server.api import HeadersOnly, Route
-from culm.server.problems import ATTACHMENT_BYTES_MAX
+from culm.server.api import ATTACHMENT_BYTES_MAX, WORKSPACE, HeadersOnly, Route
 from culm.wire.config import SelectedModel
 from culm.wire.messages import Session
-from culm.wire.queries import ProviderQuery
+from culm.wire.queries import ProviderQuery, RunsQuery
 from culm.wire.runs import (
     RUN_HEADER,
     AgentInfo,
+    CancelAnswer,
     EditPrompt,
     InitAgent,
     OrderQueue,
@@ -104,15 +104,46 @@ async def default_small_model(workspace: LiveWorkspace, query: ProviderQuery) ->
     return workspace.agent.small_model(query.provider_id)
 
 
-_W = "/v1/workspaces/{workspace_id}"
-_S = f"{_W}/agent/sessions/{{session_id}}"
+async def list_runs(workspace: LiveWorkspace, query: RunsQuery) -> list[Run]:
+    """List runs, the latest first, optionally only those of a session or in a state."""
+    return await workspace.agent.list_runs(query.session, query.state or None)
+
+
+async def get_run(workspace: LiveWorkspace, run_id: str) -> Run:
+    """Show one run."""
+    return await workspace.agent.get_run(run_id)
+
+
+async def cancel_run(workspace: LiveWorkspace, run_id: str) -> CancelAnswer:
+    """Stop one run. The result: it stopped, had already finished, or did not stop in time."""
+    return await workspace.agent.cancel_run(run_id)
+
+
+async def start_run(workspace: LiveWorkspace, run_id: str) -> Run:
+    """Start a held run."""
+    return await workspace.agent.start(run_id)
+
+
+async def drop_run(workspace: LiveWorkspace, run_id: str) -> Run:
+    """End a held or queued run before it starts."""
+    return await workspace.agent.drop(run_id)
+
+
+async def edit_run(workspace: LiveWorkspace, run_id: str, body: EditPrompt) -> Run:
+    """Change the prompt of a queued run."""
+    return await workspace.agent.edit(run_id, body.prompt)
+
+
+_S = f"{WORKSPACE}/agent/sessions/{{session_id}}"
+_RUNS = f"{WORKSPACE}/runs"
+_RUN = f"{_RUNS}/{{run_id}}"
 
 ROUTES = [
-    Route("GET", f"{_W}/agent", agent_info),
-    Route("POST", f"{_W}/agent", prompt, status=202, body_bytes_max=ATTACHMENT_BYTES_MAX),
-    Route("POST", f"{_W}/agent/init", init_agent),
-    Route("POST", f"{_W}/agent/update", update_agent),
-    Route("GET", f"{_W}/agent/default-small-model", default_small_model),
+    Route("GET", f"{WORKSPACE}/agent", agent_info),
+    Route("POST", f"{WORKSPACE}/agent", prompt, status=202, body_bytes_max=ATTACHMENT_BYTES_MAX),
+    Route("POST", f"{WORKSPACE}/agent/init", init_agent),
+    Route("POST", f"{WORKSPACE}/agent/update", update_agent),
+    Route("GET", f"{WORKSPACE}/agent/default-small-model", default_small_model),
     Route("GET", _S, get_agent_session),
     Route("POST", f"{_S}/cancel", cancel),
     Route("GET", f"{_S}/prompts/queued", count_queued),
@@ -124,4 +155,12 @@ ROUTES = [
     Route("GET", f"{_S}/queue", get_queue),
     Route("PUT", f"{_S}/queue", order_queue),
     Route("POST", f"{_S}/shell", run_shell),
+]
+RUN_ROUTES = [
+    Route("GET", _RUNS, list_runs),
+    Route("GET", _RUN, get_run),
+    Route("PUT", _RUN, edit_run),
+    Route("POST", f"{_RUN}/cancel", cancel_run),
+    Route("POST", f"{_RUN}/start", start_run),
+    Route("POST", f"{_RUN}/drop", drop_run),
 ]

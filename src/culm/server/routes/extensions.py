@@ -4,49 +4,33 @@ This version has none of them: lists are empty and every name is unknown.
 """
 
 from culm.errors import LspNotFound, McpNotFound, NotBuilt, SkillNotFound
-from culm.server.api import Route
-from culm.wire.extensions import (
-    AuthUrl,
-    Diagnostic,
-    GetPrompt,
-    LspInfo,
-    McpInfo,
-    McpName,
-    McpPrompt,
-    PendingAuth,
-    PromptText,
-    ReadResource,
-    ReadSkill,
-    Resource,
-    SkillContent,
-    SkillInfo,
-    StartLsp,
-)
+from culm.server.api import WORKSPACE, Route
+from culm.wire import extensions as wire
 from culm.wire.queries import McpNameQuery
 from culm.workspace.workspace import LiveWorkspace
 
 
-async def list_skills(workspace: LiveWorkspace) -> list[SkillInfo]:
+async def list_skills(workspace: LiveWorkspace) -> list[wire.SkillInfo]:
     """List the skills of a workspace."""
     return []
 
 
-async def read_skill(workspace: LiveWorkspace, body: ReadSkill) -> SkillContent:
+async def read_skill(workspace: LiveWorkspace, body: wire.ReadSkill) -> wire.SkillContent:
     """Read one skill."""
     raise SkillNotFound(body.skill_id)
 
 
-async def list_lsps(workspace: LiveWorkspace) -> dict[str, LspInfo]:
+async def list_lsps(workspace: LiveWorkspace) -> dict[str, wire.LspInfo]:
     """Show the language servers by name."""
     return {}
 
 
-async def list_diagnostics(workspace: LiveWorkspace, lsp: str) -> dict[str, list[Diagnostic]]:
+async def list_diagnostics(workspace: LiveWorkspace, lsp: str) -> dict[str, list[wire.Diagnostic]]:
     """Show the diagnostics of a language server by file URI."""
     raise LspNotFound
 
 
-async def start_lsps(workspace: LiveWorkspace, body: StartLsp) -> None:
+async def start_lsps(workspace: LiveWorkspace, body: wire.StartLsp) -> None:
     """Start the language servers for a file."""
 
 
@@ -54,41 +38,41 @@ async def stop_lsps(workspace: LiveWorkspace) -> None:
     """Stop all language servers."""
 
 
-async def list_states(workspace: LiveWorkspace) -> dict[str, McpInfo]:
+async def list_states(workspace: LiveWorkspace) -> dict[str, wire.McpInfo]:
     """Show the MCP servers by name."""
     return {}
 
 
-async def list_pending_auth(workspace: LiveWorkspace) -> list[PendingAuth]:
+async def list_pending_auth(workspace: LiveWorkspace) -> list[wire.PendingAuth]:
     """List the MCP servers that wait for a login."""
     return []
 
 
-async def get_auth_url(workspace: LiveWorkspace, query: McpNameQuery) -> AuthUrl:
+async def get_auth_url(workspace: LiveWorkspace, query: McpNameQuery) -> wire.AuthUrl:
     """Get the login URL of an MCP server, if it waits for a login."""
-    return AuthUrl()
+    return wire.AuthUrl()
 
 
-async def authenticate(workspace: LiveWorkspace, body: McpName) -> dict[str, str]:
+async def authenticate(workspace: LiveWorkspace, body: wire.McpName) -> dict[str, str]:
     """Log in to an MCP server and wait until that is done."""
     raise McpNotFound(body.name)
 
 
-async def refresh(workspace: LiveWorkspace, body: McpName) -> None:
+async def refresh(workspace: LiveWorkspace, body: wire.McpName) -> None:
     """Refresh the list of items that an MCP server offers."""
 
 
-async def read_resource(workspace: LiveWorkspace, body: ReadResource) -> list[Resource]:
+async def read_resource(workspace: LiveWorkspace, body: wire.ReadResource) -> list[wire.Resource]:
     """Read a resource of an MCP server."""
     raise McpNotFound(body.name)
 
 
-async def list_mcp_prompts(workspace: LiveWorkspace) -> list[McpPrompt]:
+async def list_mcp_prompts(workspace: LiveWorkspace) -> list[wire.McpPrompt]:
     """List the prompts of all MCP servers."""
     return []
 
 
-async def get_mcp_prompt(workspace: LiveWorkspace, body: GetPrompt) -> PromptText:
+async def get_mcp_prompt(workspace: LiveWorkspace, body: wire.GetPrompt) -> wire.PromptText:
     """Get a prompt of an MCP server, with its arguments filled in."""
     raise McpNotFound(body.client_id)
 
@@ -98,9 +82,9 @@ async def switch_docker(workspace: LiveWorkspace) -> None:
     raise NotBuilt("MCP")
 
 
-_SKILLS = "/v1/workspaces/{workspace_id}/skills"
-_LSPS = "/v1/workspaces/{workspace_id}/lsps"
-_MCP = "/v1/workspaces/{workspace_id}/mcp"
+_SKILLS = f"{WORKSPACE}/skills"
+_LSPS = f"{WORKSPACE}/lsps"
+_MCP = f"{WORKSPACE}/mcp"
 
 SKILL_ROUTES = [
     Route("GET", _SKILLS, list_skills),

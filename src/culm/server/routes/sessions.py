@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from culm.ids import SessionId
-from culm.server.api import Route
+from culm.server.api import WORKSPACE, Route
 from culm.store.messages import messages_of_session, user_messages, user_messages_of_session
 from culm.wire.messages import File, RawMessage, ReadFile, SaveSession, Session
 from culm.wire.queries import LastReadQuery
@@ -77,21 +77,19 @@ async def last_read(workspace: LiveWorkspace, query: LastReadQuery) -> datetime:
     return await workspace.files.last_read(query.session_id, query.path)
 
 
-_W = "/v1/workspaces/{workspace_id}"
-
 ROUTES = [
-    Route("GET", f"{_W}/sessions", list_sessions),
-    Route("POST", f"{_W}/sessions", create_session),
-    Route("GET", f"{_W}/sessions/{{session_id}}", get_session),
-    Route("PUT", f"{_W}/sessions/{{session_id}}", rename_session),
-    Route("DELETE", f"{_W}/sessions/{{session_id}}", delete_session),
-    Route("GET", f"{_W}/sessions/{{session_id}}/messages", list_messages),
-    Route("GET", f"{_W}/sessions/{{session_id}}/messages/user", list_prompts_of_session),
-    Route("GET", f"{_W}/messages/user", list_prompts),
+    Route("GET", f"{WORKSPACE}/sessions", list_sessions),
+    Route("POST", f"{WORKSPACE}/sessions", create_session),
+    Route("GET", f"{WORKSPACE}/sessions/{{session_id}}", get_session),
+    Route("PUT", f"{WORKSPACE}/sessions/{{session_id}}", rename_session),
+    Route("DELETE", f"{WORKSPACE}/sessions/{{session_id}}", delete_session),
+    Route("GET", f"{WORKSPACE}/sessions/{{session_id}}/messages", list_messages),
+    Route("GET", f"{WORKSPACE}/sessions/{{session_id}}/messages/user", list_prompts_of_session),
+    Route("GET", f"{WORKSPACE}/messages/user", list_prompts),
 ]
 FILE_ROUTES = [
-    Route("GET", f"{_W}/sessions/{{session_id}}/history", list_history),
-    Route("GET", f"{_W}/sessions/{{session_id}}/filetracker/files", list_read_files),
-    Route("POST", f"{_W}/filetracker/read", mark_read),
-    Route("GET", f"{_W}/filetracker/lastread", last_read),
+    Route("GET", f"{WORKSPACE}/sessions/{{session_id}}/history", list_history),
+    Route("GET", f"{WORKSPACE}/sessions/{{session_id}}/filetracker/files", list_read_files),
+    Route("POST", f"{WORKSPACE}/filetracker/read", mark_read),
+    Route("GET", f"{WORKSPACE}/filetracker/lastread", last_read),
 ]

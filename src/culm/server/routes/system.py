@@ -68,11 +68,10 @@ async def get_openapi() -> dict[str, Json]:
 
 async def get_page() -> web.Response:
     """Show this document as a self-contained HTML page."""
-    from culm.server.openapi import document
-    from culm.server.page import CONTENT_POLICY, render
+    from culm.server.openapi import CONTENT_POLICY, document, render_page
 
     headers = {"Content-Security-Policy": CONTENT_POLICY}
-    return web.Response(text=render(document()), content_type="text/html", headers=headers)
+    return web.Response(text=render_page(document()), content_type="text/html", headers=headers)
 
 
 ROUTES = [
