@@ -68,11 +68,9 @@ def printable(text: str) -> str:
     """The text on one line, with invisible and text-direction characters escaped."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else _escaped(one) for one in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def encodable(value: T) -> T:
@@ -196,14 +194,11 @@ def _as_go_reads(value: Json, kind: inspect.Type) -> Json:
     match kind:
         case inspect.Metadata(type=inner):
             return _as_go_reads(value, inner)
-        case inspect.UnionType() if value is None:
+        case inspect.UnionType() | inspect.AnyType() if value is None:
             return None
         case inspect.UnionType(types=types):
             others = [t for t in types if not isinstance(t, inspect.NoneType)]
             return _as_go_reads(value, others[0]) if len(others) == 1 else value
-        case inspect.AnyType():
-            _check_numbers(value)
-            return value
         case _ if value is None:
             return _zero(kind)
         case inspect.StructType() if isinstance(value, dict):
@@ -216,8 +211,8 @@ def _as_go_reads(value: Json, kind: inspect.Type) -> Json:
             return [_inside(n, v, inner) for n, v in enumerate(items)]
         case inspect.IntType() if isinstance(value, int) and not -INT_MAX - 1 <= value <= INT_MAX:
             raise _Misfit("the number does not fit 64 bits")
-        case inspect.FloatType():
-            _check_numbers(value)
+        case inspect.AnyType() | inspect.FloatType():
+            _check_numbers(value, kind)
             return value
         case inspect.BytesType() if isinstance(value, str) and ("\n" in value or "\r" in value):
             return value.translate(_NO_LINE_ENDS)  # Go skips them in base64.
@@ -233,32 +228,26 @@ def _inside(step: str | int, value: Json, kind: inspect.Type) -> Json:
         raise
 
 
-def _check_numbers(value: Json) -> None:
+def _check_numbers(value: Json, kind: inspect.Type) -> None:
     """Refuse numbers outside the range of float64, as Go does for fields of any number type."""
-    step = ""
-    try:
-        match value:
-            case dict():
-                for key, inner in cast("dict[str, Json]", value).items():
-                    step = f".{key}"
-                    _check_numbers(inner)
-            case list():
-                for n, inner in enumerate(cast("list[Json]", value)):
-                    step = f"[{n}]"
-                    _check_numbers(inner)
-            case int() | float() if abs(value) > sys.float_info.max:
-                raise _Misfit("the number is too large")
-            case _:
-                pass
-    except _Misfit as exc:
-        exc.steps.append(step)
-        raise
+    match value:
+        case dict():
+            for key, inner in cast("dict[str, Json]", value).items():
+                _inside(f".{key}", inner, kind)
+        case list():
+            for n, inner in enumerate(cast("list[Json]", value)):
+                _inside(n, inner, kind)
+        case int() | float() if abs(value) > sys.float_info.max:
+            raise _Misfit("the number is too large")
+        case _:
+            pass
 
 
 def _fields(values: dict[str, Json], kind: inspect.StructType) -> dict[str, Json]:
     found: dict[str, Json] = {}
+    names = _names(kind.cls)
     for name, value in values.items():
-        field = _field(kind, name)
+        field = names.get(name) or names.get(folded(name))
         if field is not None and value is not None:  # Null leaves a field at its zero value.
             spelled = field.encode_name
             found[spelled] = _inside(f".{spelled}", value, field.type)
@@ -270,11 +259,6 @@ def folded(name: str) -> str:
     return name.translate(_FOLD)
 
 
-def _field(kind: inspect.StructType, name: str) -> inspect.Field | None:
-    exact, by_fold = _names(kind.cls)
-    return exact.get(name) or by_fold.get(folded(name))
-
-
 def spelled_as(steps: list[str], kind: type) -> list[str]:
     """A path of names through `kind`, with each field name in our spelling."""
     info: inspect.Type | None = _type_info(kind)
@@ -284,7 +268,7 @@ def spelled_as(steps: list[str], kind: type) -> list[str]:
             info = info.type
         field: inspect.Field | None = None
         if isinstance(info, inspect.StructType):
-            field = _field(info, step)
+            field = _names(info.cls).get(folded(step))
             info = None if field is None else field.type
         else:  # The keys of a map are user data and stay as they are.
             info = info.value_type if isinstance(info, inspect.DictType) else None
@@ -293,11 +277,12 @@ def spelled_as(steps: list[str], kind: type) -> list[str]:
 
 
 @cache
-def _names(cls: type) -> tuple[dict[str, inspect.Field], dict[str, inspect.Field]]:
+def _names(cls: type) -> dict[str, inspect.Field]:
+    """The fields of a struct by their names, and by their folded names for other spellings."""
     kind = _type_info(cls)
     assert isinstance(kind, inspect.StructType)
     exact = {field.encode_name: field for field in kind.fields}
-    return exact, {folded(name): field for name, field in exact.items()}
+    return {folded(name): field for name, field in exact.items()} | exact
 
 
 def _zero(kind: inspect.Type) -> Json:
