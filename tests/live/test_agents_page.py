@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from culm.cli.main import culm
 from culm.config.schema import AgentRole
 from culm.settings import Settings
-from culm.subagents.results import ANSWER_CHARS_MAX, LIST_MAX
+from culm.subagents.delegation import ANSWER_CHARS_MAX, LIST_MAX
 from culm.subagents.start_policy import BUILT_IN_ROLES
 from culm.tools.agent_requests import ASSIGNMENTS_MAX
 from culm.wire.agents import PROMPT_CHARS_MAX

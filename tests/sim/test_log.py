@@ -7,7 +7,7 @@ import pytest
 
 from culm.errors import Rejected, StoreBusy
 from culm.events import stream
-from culm.events.cursor import StartFresh
+from culm.events.stream import StartFresh
 from culm.ids import Ids, MessageId, SessionId
 from culm.run.draft import Draft
 from culm.run.messages import Messages

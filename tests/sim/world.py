@@ -7,9 +7,8 @@ from pathlib import Path
 from culm.client.mirror import Mirror
 from culm.client.stream import ServerEvent, SseParser
 from culm.errors import StoreBusy
-from culm.events.cursor import parse_cursor
 from culm.events.stream import feed
-from culm.events.views import Filter, View
+from culm.events.views import Filter, View, parse_cursor
 from culm.ids import Ids, workspace_id_of
 from culm.settings import Settings
 from culm.store.base import last_seq

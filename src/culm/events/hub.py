@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 
 from culm.clock import Clock, Timer
 from culm.errors import LimitExceeded
-from culm.events.cursor import Cursor
 from culm.events.views import (
     HEARTBEAT,
+    Cursor,
     Filter,
     Frame,
     View,

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from culm.errors import StoreBusy
-from culm.events.cursor import Cursor, StartFresh, where_to_start
 from culm.events.hub import Hub, Subscriber, TransientEvent
-from culm.events.views import shows
+from culm.events.views import Cursor, shows
+from culm.ids import Epoch
 from culm.store.store import Store, bounds, replay
 from culm.wire.codec import encode
 from culm.wire.events import Resync
@@ -15,6 +16,35 @@ PAGE = 500  # Events per read of a replay; the socket must drain before the next
 STALL_S = 60.0  # A client that reads nothing for this long is disconnected; it can resume.
 
 Drained = Callable[[], Awaitable[None]]  # Returns when the client's socket has room again.
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFrom:
+    """Replay the events after `seq`, then send snapshots, then live events."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartFresh:
+    """Send current state and live events only, after a `resync` if there is a reason."""
+
+    reason: str = ""
+
+
+def where_to_start(
+    cursor: Cursor | None, *, epoch: Epoch, trimmed_to: int, last: int
+) -> ResumeFrom | StartFresh:
+    """Decide whether the log still has every event after the cursor."""
+    if cursor is None:
+        return StartFresh()
+    if cursor.epoch != epoch:
+        return StartFresh("another_epoch")
+    if cursor.seq > last:
+        return StartFresh("future")
+    if cursor.seq < trimmed_to:
+        return StartFresh("trimmed")
+    return ResumeFrom(cursor.seq)
 
 
 async def feed(

@@ -1,11 +1,14 @@
-"""Encoding of events for the two views: culm's own with deltas and ids, and that of Crush."""
+"""Cursors, and the encoding of events for two views: culm's own with deltas, and Crush's."""
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from culm.errors import InvalidRequest
+from culm.ids import Epoch
 from culm.wire.codec import decode, encode
 from culm.wire.events import CRUSH_PAYLOADS, MessageDelta
 from culm.wire.runs import RunComplete
@@ -18,6 +21,27 @@ HEARTBEAT: dict[View, bytes] = {"crush": b"\n", "delta": b":\n\n"}
 COMPLETE_BYTES = 4096  # A longer `run_complete` is sent without text in the delta view.
 
 _DELTA_HEAD = b'data: {"type":"message_delta","payload":{"type":"updated","payload":'
+_CURSOR = re.compile(r"[0-9a-z]{1,32}\.[0-9]{1,18}")
+
+
+class Cursor(NamedTuple):
+    """The last event that a client has: the epoch of the database and the event's number.
+
+    The epoch changes when a database is replaced, because its numbers start again.
+    """
+
+    epoch: Epoch
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.seq}"
+
+
+def parse_cursor(text: str) -> Cursor:
+    if _CURSOR.fullmatch(text) is None:
+        raise InvalidRequest("cursor must be <epoch>.<number>, as an event's id gave it")
+    epoch, _, seq = text.partition(".")
+    return Cursor(Epoch(epoch), int(seq))
 
 
 class Frame(NamedTuple):

@@ -1,18 +1,39 @@
-"""The worktrees of agents: made before an agent starts, finished when its assignment has ended."""
+"""The worktrees of agents: made before an agent starts, inspected when its assignment has ended.
+
+Unchanged worktrees are removed. Owns the set of worktrees being inspected now; an agent that is
+about to work in one waits for that.
+A worktree is inspected at every start, and whenever a run of its agent, or of a sub-agent that
+works in it, has ended in any way. `worktrees.py` defines what counts as a change.
+"""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace as with_
 
 from culm.ids import AgentId
-from culm.store.agents import NewAgent
+from culm.run.live_run import LiveRun
+from culm.store.agents import (
+    NewAgent,
+    StoredAgent,
+    agents_in_worktrees,
+    find_to_sweep,
+    set_worktree,
+    worktrees_around,
+)
+from culm.store.store import Store
 from culm.subagents.start_policy import AgentTerms, KeptWorktree, StartRefused
 from culm.wire.codec import decode, encode
-from culm.worktrees.notes import noted_in
-from culm.worktrees.worktree import Worktree, WorktreeFailed, WorktreeOutcome, Worktrees
+from culm.worktrees import Worktree, WorktreeFailed, WorktreeOutcome, Worktrees, noted_in
+
+log = logging.getLogger(__name__)
+
+SWEEPS_MAX = 2  # At once; each runs a few git commands.
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +94,137 @@ def stored_worktree(made: Worktree) -> KeptWorktree:
 
 def _worktree_of(kept: KeptWorktree) -> Worktree:
     return Worktree(Path(kept.path), Path(kept.workspace), kept.branch, kept.base, Path(kept.entry))
+
+
+class WorktreeSweeper:
+    """Sweeps the worktrees of one workspace, from `start` until `close`."""
+
+    def __init__(
+        self,
+        worktrees: AgentWorktrees,
+        store: Store,
+        tasks: asyncio.TaskGroup,
+        live: Callable[[], Iterable[LiveRun]],
+    ) -> None:
+        self._worktrees = worktrees
+        self._store = store
+        self._tasks = tasks
+        self._live = live
+        self._inspecting: dict[str, asyncio.Event] = {}  # By agent; set when done.
+        self._changed: set[str] = set()  # Known to have work in it, and not used since.
+        self._known: list[str] = []  # Agents that had a worktree when the server started.
+        self._orphaned: set[str] = set()  # Worktrees without an agent, by its id.
+        self._sweeping: set[asyncio.Task[None]] = set()
+        self._sweeps = asyncio.Semaphore(SWEEPS_MAX)
+        self._is_open = False
+
+    # --- triggers
+
+    async def find_orphans(self) -> None:
+        """Find the worktrees that the last server left. Call it before any run continues, because
+        a run could make worktrees itself."""
+        noted = await self._worktrees.noted()
+        self._known = await self._store.read(agents_in_worktrees)
+        self._orphaned = set(noted).difference(self._known)
+
+    def start(self) -> None:
+        """Start sweeping in the background. Continued runs must be live by now."""
+        self._is_open = True
+        agent_ids = iter([*self._orphaned, *self._known])
+        for _ in range(SWEEPS_MAX):
+            self._begin(self._sweep_each(agent_ids))
+
+    def on_run_ended(self, agent_id: str) -> None:
+        """Sweep the worktrees that the agent may have been the last to use: its own and those of
+        its ancestors."""
+        if self._is_open:
+            self._begin(self._sweep_around(agent_id))
+
+    def sweep(self, agent_ids: Iterable[str]) -> None:
+        if self._is_open:
+            self._begin(self._sweep_each(iter(tuple(agent_ids))))
+
+    def close(self) -> None:
+        """Stop sweeping; the next start of the workspace removes the rest."""
+        self._is_open = False
+        for task in self._sweeping:
+            task.cancel()
+
+    def _begin(self, sweep: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks.create_task(sweep, name="worktrees")
+        self._sweeping.add(task)
+        task.add_done_callback(self._sweeping.discard)
+
+    # --- sweeping
+
+    async def _sweep_around(self, agent_id: str) -> None:
+        try:
+            owners = await self._store.read(worktrees_around(agent_id))
+        except Exception:  # boundary: the next start finds them
+            log.exception("cannot list the worktrees that agent %s worked in", agent_id)
+            return
+        await self._sweep_each(iter(owners))
+
+    async def _sweep_each(self, agent_ids: Iterator[str]) -> None:
+        for agent_id in agent_ids:
+            try:
+                async with self._sweeps:
+                    await self._sweep(agent_id)
+            except Exception:  # boundary: it stays, and the others are inspected
+                log.exception("cannot remove the worktree of agent %s", agent_id)
+
+    async def _sweep(self, agent_id: str) -> None:
+        stored = await self._store.read(find_to_sweep(agent_id))
+        # From here to the first await no agent can begin to work there; later ones wait for us.
+        in_use = self._is_used(agent_id) or agent_id in self._inspecting
+        if in_use or agent_id in self._changed:
+            return
+        if stored is not None:
+            await self.finish(stored)
+        elif agent_id in self._orphaned:
+            self._orphaned.discard(agent_id)
+            with self._inspect(agent_id):
+                await self._worktrees.clear(agent_id)
+
+    async def finish(self, stored: StoredAgent) -> WorktreeOutcome | None:
+        """Determine the changes in the agent's own worktree; remove it if it is unchanged."""
+        agent_id, terms = stored.agent.agent_id, decode(stored.terms, AgentTerms)
+        with self._inspect(agent_id):
+            outcome = await self._worktrees.finish(terms)
+            if outcome is None:
+                return None
+            if not outcome.kept:
+                gone = set_worktree(agent_id, worktree="", branch="", terms=stored.terms)
+                await asyncio.shield(self._store.write(gone))
+            elif not outcome.error:
+                self._changed.add(agent_id)
+        return outcome
+
+    # --- agents at work
+
+    async def begin_work(self, path: Iterable[str]) -> None:
+        """Wait for inspections before a live run begins to work as the last agent of the path."""
+        for agent_id in path:
+            if (inspected := self._inspecting.get(agent_id)) is not None:
+                await inspected.wait()
+            self._changed.discard(agent_id)
+            self._orphaned.discard(agent_id)
+
+    def has_below(self, agent_id: str) -> bool:
+        """Return True while the agent has sub-agents at work."""
+        return any(agent_id in path[:-1] for path in self._paths())
+
+    def _is_used(self, agent_id: str) -> bool:
+        return any(agent_id in path for path in self._paths())
+
+    def _paths(self) -> Iterable[tuple[str, ...]]:
+        return (run.duty.path for run in self._live() if run.duty is not None)
+
+    @contextmanager
+    def _inspect(self, agent_id: str) -> Generator[None]:
+        inspected = self._inspecting[agent_id] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._inspecting[agent_id]
+            inspected.set()

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 import msgspec
 from msgspec.structs import replace as with_
@@ -41,13 +41,11 @@ from culm.store.agents import (
 )
 from culm.store.messages import conversation
 from culm.store.sessions import sessions_above
-from culm.subagents.agent_worktrees import AgentWorktrees, stored_worktree
-from culm.subagents.bounded_dict import BoundedDict
+from culm.subagents.agent_worktrees import AgentWorktrees, WorktreeSweeper, stored_worktree
 from culm.subagents.provisioning import AgentEnvironment
 from culm.subagents.replay import ReplayContext, call_of
 from culm.subagents.start_policy import AgentTerms, StartRefused, allowed_tools
 from culm.subagents.worker_turn import WorkerTurnResult, WorkerTurns
-from culm.subagents.worktree_sweeper import WorktreeSweeper
 from culm.tools.agent_requests import AgentRequest, Delegation, ReserveBudget, ReservedBudget
 from culm.tools.base import CallRequest, CallResult, QuestionPlan, ResolvedAction
 from culm.tools.question import QUESTION
@@ -56,12 +54,30 @@ from culm.wire.asks import Question
 from culm.wire.codec import Json, decode, encode
 from culm.wire.messages import full_text
 from culm.wire.runs import Ending, Limits
-from culm.worktrees.worktree import describe_outcome
+from culm.worktrees import describe_outcome
 
 log = logging.getLogger(__name__)
 
 DONE_MAX = 10_000  # Ended runs for which the changed files are remembered.
 GONE = Ending("error", "The agent is gone", "Its session was deleted.")
+
+T = TypeVar("T")
+
+
+class BoundedDict(Generic[T]):
+    """A dict that evicts its oldest entry when it is full."""
+
+    def __init__(self, entries_max: int) -> None:
+        self._entries_max = entries_max
+        self._entries: dict[str, T] = {}
+
+    def find(self, name: str) -> T | None:
+        return self._entries.get(name)
+
+    def put(self, name: str, value: T) -> None:
+        self._entries[name] = value
+        if len(self._entries) > self._entries_max:
+            del self._entries[next(iter(self._entries))]
 
 
 class _Questions(msgspec.Struct):

@@ -52,7 +52,7 @@ from culm.workspace.config import WorkspaceConfig
 from culm.workspace.roots import WorkspaceInfo, project_folder, project_key
 from culm.workspace.run_service import CANCEL_WAIT_S
 from culm.workspace.toolbox import ServerServices, Toolbox
-from culm.worktrees.worktree import Worktrees
+from culm.worktrees import Worktrees
 
 NO_WORKERS = Ending("error", "No workers", "This server cannot run sub-agents.")
 

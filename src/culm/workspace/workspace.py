@@ -27,8 +27,8 @@ from culm.errors import (
     WorkspaceClosing,
     WorkspaceNotFound,
 )
-from culm.events.cursor import Cursor
 from culm.events.hub import Hub, TransientEvent
+from culm.events.views import Cursor
 from culm.ids import ClientId, Ids, SessionId
 from culm.model.choice import Models
 from culm.run.journal import TurnJournal

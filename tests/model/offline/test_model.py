@@ -30,7 +30,7 @@ from culm.model.offline.model import (
 from culm.run.context import SUMMARY_SYSTEM, TITLE_SYSTEM, summary_prompt
 from culm.run.limits import Price, used_of
 from culm.store.sessions import add_session
-from culm.subagents.results import AgentReport, result_of
+from culm.subagents.delegation import AgentReport, result_of
 from culm.subagents.start_policy import BUILT_IN_ROLES
 from culm.tools.base import CallRequest, Tool
 from culm.tools.process.jobs import open_jobs

@@ -36,7 +36,7 @@ from culm.settings import default_host
 from culm.store.files import DatabaseReport, RepairReport, examine, repair
 from culm.wire.agents import EXTERNAL_PREFIX
 from culm.wire.codec import printable
-from culm.worktrees.notes import SUFFIX
+from culm.worktrees import SUFFIX
 
 OnStep = Callable[[int], None]  # Called with the number of further items done.
 WORKTREES_MAX = 10_000  # More than a large tree of agents has.

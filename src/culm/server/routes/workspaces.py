@@ -5,9 +5,8 @@ from aiohttp.abc import AbstractStreamWriter
 
 from culm import __version__
 from culm.errors import InvalidRequest
-from culm.events.cursor import Cursor, parse_cursor
 from culm.events.stream import feed
-from culm.events.views import Filter
+from culm.events.views import Cursor, Filter, parse_cursor
 from culm.ids import find_client_id
 from culm.server.api import WORKSPACE, Route
 from culm.store.runs import since_of, stats_since

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from msgspec import MsgspecError, Struct
 from msgspec.structs import replace
 
-from culm.files import UnreadableFile, read_file
+from culm.files import UnreadableFile, read_file, replace_file
 from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.tools.base import ToolContext
 from culm.tools.process.environment import PATH_BYTES_MAX, command_env, unasked_env, why_git_asks
 from culm.tools.process.exchange import ExchangeAnswer, ExchangeRequest, exchange
-from culm.wire.codec import clean, printable
-from culm.worktrees.notes import WorktreeNote, find_note, remove_note, write_note
+from culm.wire.codec import clean, decode, encode, printable
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ FILES_MAX = 200  # Files listed by name, for a model to read.
 GIT_ERROR_CHARS_MAX = 300
 SHORT, LONGER = 8, 13  # Characters of an agent's id in its branch: one or two groups of a UUID.
 _ADVICE = "leave out `worktree`"
+SUFFIX = ".json"
+NOTE_BYTES_MAX = 64 << 10  # A few paths.
 
 
 class WorktreeFailed(Exception):
@@ -65,6 +67,21 @@ class WorktreeOutcome:
     files_more: int = 0  # The number of files not listed; a lower bound if there are very many.
     commits: int = 0
     error: str = ""  # Why its changes are not known, or why it could not be removed.
+
+
+class WorktreeNote(Struct, frozen=True):
+    """A file beside a worktree, for recovery after a server was killed.
+
+    It exists from the start of the worktree's creation until its removal. It distinguishes a
+    worktree that was left incomplete, or whose agent was not stored yet, from one that an agent has
+    worked in.
+    """
+
+    common: str  # The git directory that all working trees of the repository share.
+    base: str
+    branch: str = ""  # Set before the branch is created.
+    workspace: str = ""  # This and `entry` are set once the worktree is complete.
+    entry: str = ""
 
 
 def describe_outcome(outcome: WorktreeOutcome) -> str:
@@ -163,6 +180,46 @@ def _find_noted(folder: Path) -> tuple[Path, WorktreeNote | None]:
     """Resolve the links in the path and find the note. Blocks on disk I/O."""
     folder = Path(os.path.realpath(folder.parent)) / folder.name
     return folder, find_note(folder)
+
+
+# --- notes
+
+
+def noted_in(folders: Path) -> list[str]:
+    """List the names of all worktrees there, incomplete ones included. Blocks on disk I/O."""
+    try:
+        return [note.stem for note in folders.glob(f"*{SUFFIX}")]
+    except OSError as exc:
+        log.warning("cannot list the worktrees in %s: %s", folders, exc)
+        return []
+
+
+def write_note(folder: Path, note: WorktreeNote) -> None:
+    """Write or replace the note of a worktree; raises `OSError`."""
+    # After a crash of the machine the state of the other files is unknown anyway, so the worktree
+    # is left for people to clean up.
+    replace_file(_file_of(folder), encode(note), durable=False)
+
+
+def find_note(folder: Path) -> WorktreeNote | None:
+    try:
+        return decode(read_file(_file_of(folder), NOTE_BYTES_MAX), WorktreeNote)
+    except FileNotFoundError:
+        return None
+    except (UnreadableFile, MsgspecError) as exc:
+        log.warning("worktree %s is kept because its note cannot be read: %s", folder, exc)
+        return None
+
+
+def remove_note(folder: Path) -> None:
+    try:
+        _file_of(folder).unlink(missing_ok=True)
+    except OSError as exc:
+        log.warning("cannot remove the note of worktree %s: %s", folder, exc)
+
+
+def _file_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}{SUFFIX}")
 
 
 # --- creation

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.errors import InvalidRequest
-from culm.events.cursor import Cursor, ResumeFrom, StartFresh, parse_cursor, where_to_start
+from culm.events.stream import ResumeFrom, StartFresh, where_to_start
+from culm.events.views import Cursor, parse_cursor
 from culm.ids import Epoch, Ids
 from tests.support import contract
 

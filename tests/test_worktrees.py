@@ -13,7 +13,7 @@ import pytest
 
 from culm.processes.base import NoProcesses, Processes, ProcessHandle, ProcessRequest
 from culm.tools.base import ToolContext
-from culm.worktrees.worktree import (
+from culm.worktrees import (
     FILES_MAX,
     Worktree,
     WorktreeFailed,

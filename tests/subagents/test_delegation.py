@@ -3,7 +3,7 @@
 import pytest
 
 from culm.ids import AgentId, SessionId
-from culm.subagents.results import (
+from culm.subagents.delegation import (
     ANSWER_CHARS_MAX,
     FILES_SHOWN,
     LIST_MAX,
