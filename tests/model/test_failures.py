@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.model.base import ProviderAccess
-from culm.model.error_classification import ErrorClass, ProviderError, classify, parse_problem
-from culm.model.failures import ProviderPeer, on_no_stream, on_status, on_stream_error, peer_of
+from culm.model.failures import (
+    ErrorClass,
+    ProviderError,
+    ProviderPeer,
+    classify,
+    on_no_stream,
+    on_status,
+    on_stream_error,
+    parse_problem,
+    peer_of,
+)
 from culm.wire.codec import Json
 
 PEER = ProviderPeer("acme", "api.acme.example", "model-1")
