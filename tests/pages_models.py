@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 from msgspec import Meta, Struct, UnsetType
 
 from culm.config.schema import AgentRole, Hook, OwnTool, ProjectFile, ProviderFile
-from culm.model.catalog import known_providers
-from culm.model.dialects import BUILT_IN
+from culm.model.catalog import BUILT_IN, known_providers
 from culm.model.local_servers import LOCAL_SERVERS
 from culm.wire.asks import Rule
 from culm.wire.config import Model, Options, SelectedModel, TuiOptions

@@ -11,9 +11,8 @@ from culm.config.references import UnresolvedReference
 from culm.config.sources import LoadedConfig
 from culm.errors import ModelFailed
 from culm.model.base import LanguageModel, ProviderAccess
-from culm.model.catalog import find_model
+from culm.model.catalog import dialect_types, find_model
 from culm.model.choice import ChosenModel, ModelConfig, Models, layers_of, merged_config, preferred
-from culm.model.dialects import dialect_types
 from culm.model.local_servers import NOTHING, OFFLINE_PROVIDER, FoundProviders, providers_by_key
 from culm.model.scripted import ScriptedModel
 from culm.wire.codec import Json

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from culm.model.dialects import BUILT_IN, dialect_types, find_dialect
+from culm.model.catalog import BUILT_IN, dialect_types, find_dialect
 
 SECONDS = 30  # For a Python to start; a busy machine needs a few.
 
@@ -65,7 +65,7 @@ def test_every_built_in_type_is_found_and_an_unknown_one_is_not() -> None:
 
 def test_a_type_of_a_package_is_made_with_the_setup(tmp_path: Path) -> None:
     code = """
-from culm.model.dialects import dialect_types, find_dialect
+from culm.model.catalog import dialect_types, find_dialect
 from culm.model.base import ProviderAccess, ModelSetup
 from culm.wire.config import Model
 import sys
@@ -88,7 +88,7 @@ print(find_dialect("openai").base_url)
 def test_a_broken_package_is_a_model_failure_with_the_reason(tmp_path: Path) -> None:
     code = """
 from culm.errors import ModelFailed
-from culm.model.dialects import find_dialect
+from culm.model.catalog import find_dialect
 for type_ in ("broken", "gone", "unnamed", "clumsy", "hungry"):
     try:
         find_dialect(type_).make(None)
@@ -114,7 +114,7 @@ for type_ in ("broken", "gone", "unnamed", "clumsy", "hungry"):
 def test_listing_the_types_loads_no_adapter_and_no_network_code() -> None:
     code = """
 import sys
-from culm.model.dialects import dialect_types, find_dialect
+from culm.model.catalog import dialect_types, find_dialect
 find_dialect("openai"), find_dialect("anthropic"), dialect_types()
 names = ("openai", "anthropic", "offline")
 adapters = {"aiohttp", *(f"culm.model.{name}.model" for name in names)}
@@ -129,7 +129,7 @@ def test_a_package_with_damaged_entry_points_does_not_affect_others(tmp_path: Pa
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: damaged\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[culm.models]\nno equals sign\n")
     code = """
-from culm.model.dialects import BUILT_IN, dialect_types, find_dialect
+from culm.model.catalog import BUILT_IN, dialect_types, find_dialect
 print(dialect_types() == list(BUILT_IN), find_dialect("klingon"))
 """
     assert run_python(code, tmp_path) == "True None\n"

@@ -26,8 +26,14 @@ from culm.config.schema import ProviderFile
 from culm.config.sources import LoadedConfig
 from culm.errors import InvalidRequest, ModelFailed
 from culm.model.base import LanguageModel, ModelSetup, ProviderAccess
-from culm.model.catalog import find_model, find_provider, vendor_of
-from culm.model.dialects import ProviderType, dialect_types, find_dialect
+from culm.model.catalog import (
+    ProviderType,
+    dialect_types,
+    find_dialect,
+    find_model,
+    find_provider,
+    vendor_of,
+)
 from culm.model.local_servers import LOCAL_SERVERS, FoundProviders
 from culm.wire.codec import Json, fit
 from culm.wire.config import Model as ModelInfo

@@ -12,7 +12,7 @@ from functools import cache
 from typing import cast
 
 from culm.model.base import ToolSpec
-from culm.model.dialects import entry_points_of
+from culm.model.catalog import entry_points_of
 from culm.tools.base import Tool, ToolContext
 
 log = logging.getLogger(__name__)

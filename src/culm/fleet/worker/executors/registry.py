@@ -52,7 +52,7 @@ def preload() -> None:
     """Import the modules of all executors, so that the forks of this process need not."""
     for name in _LATE:
         import_module(name)
-    from culm.model.dialects import entry_points_of
+    from culm.model.catalog import entry_points_of
     from culm.model.offline.intents import parse_intents
     from culm.store.memory import empty_database
     from culm.tools.entry_points import GROUP, load_makers

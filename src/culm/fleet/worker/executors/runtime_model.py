@@ -14,8 +14,8 @@ from culm.config.schema import ProviderFile
 from culm.errors import ModelFailed
 from culm.fleet.protocol.frames import Effort
 from culm.fleet.provision import ModelName, Provision
+from culm.model.catalog import find_dialect
 from culm.model.choice import ChosenModel, chosen_of, why_unreachable
-from culm.model.dialects import find_dialect
 from culm.model.local_servers import OFFLINE
 from culm.run.loop import ActiveModel
 from culm.wire.config import Model as ModelInfo
