@@ -3,7 +3,7 @@
 import json
 
 from culm.ids import MessageId, SessionId
-from culm.model.anthropic.body import encode_body
+from culm.model.anthropic.model import encode_body
 from culm.model.base import ModelRequest, ProviderAccess
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo

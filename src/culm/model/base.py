@@ -5,7 +5,7 @@ events. It does not retry, run tools or store anything; the caller does. Closing
 ends the request.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -15,7 +15,7 @@ from culm.errors import ModelFailed
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
-from culm.wire.messages import Binary, Message, Part, ShellCommand, TextPart
+from culm.wire.messages import Message
 from culm.wire.runs import COST_MAX, TOKENS_MAX
 
 if TYPE_CHECKING:
@@ -175,34 +175,3 @@ class LanguageModel(Protocol):
 
 
 MakeModel = Callable[[ModelSetup], LanguageModel]
-
-
-# --- parts of messages as plain text, for every dialect
-
-
-def text_of(parts: Sequence[Part]) -> str:
-    """The text of a message, without reasoning and calls."""
-    return "\n\n".join(p.data.text for p in parts if isinstance(p, TextPart) and p.data.text)
-
-
-def file_text(file: Binary) -> str:
-    return f'<file path="{file.path}">\n{file.data.decode(errors="replace")}\n</file>'
-
-
-def command_text(ran: ShellCommand) -> str:
-    """A command that the user ran, described in the first person."""
-    return (
-        f"I ran this command:\n<command>\n{ran.command}\n</command>\n"
-        f"<output>\n{ran.output}\n</output>\n<exit_code>{ran.exit_code}</exit_code>"
-    )
-
-
-def unseen_image(path: str = "") -> str:
-    """A note that replaces an image, for a model without image input."""
-    name = f"The image {path}" if path else "An image"
-    return f"[{name} was left out: this model sees no images.]"
-
-
-def unread_file(file: Binary) -> str:
-    """A note that replaces a file that no model can read."""
-    return f"[The file {file.path} ({file.mime_type}) was left out: it is not text.]"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from culm.model.anthropic.body import ModelTraits, encode_body, traits_of
+from culm.model.anthropic.model import ModelTraits, encode_body, traits_of
 from culm.model.base import ModelRequest, ProviderAccess, ToolSpec
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo

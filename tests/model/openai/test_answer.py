@@ -27,8 +27,8 @@ from culm.model.openai.answer import (
     NAMELESS_MAX,
     OpenAiAnswer,
 )
-from culm.model.openai.reasoning_roundtrip import ReasoningLine, encode_line
 from culm.model.openai.vendor_quirks import VendorQuirks
+from culm.model.reasoning_roundtrip import ReasoningLine, encode_line
 from culm.wire.codec import Json
 from tests.model import provider
 from tests.model.provider import STOP, answer_to, data, delta, failure_of, stream

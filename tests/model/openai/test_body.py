@@ -7,7 +7,7 @@ import pytest
 
 from culm.ids import MessageId, SessionId
 from culm.model.base import ModelRequest, ProviderAccess, ToolSpec
-from culm.model.openai.body import encode_body
+from culm.model.openai.model import encode_body
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.messages import (

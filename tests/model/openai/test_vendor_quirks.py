@@ -7,9 +7,9 @@ import pytest
 
 from culm.ids import MessageId, SessionId
 from culm.model.base import ModelRequest, ProviderAccess, ToolSpec
-from culm.model.openai.body import encode_body
-from culm.model.openai.reasoning_roundtrip import ReasoningLine, encode_line, parse_lines
+from culm.model.openai.model import encode_body
 from culm.model.openai.vendor_quirks import PLAIN, quirks_of
+from culm.model.reasoning_roundtrip import ReasoningLine, encode_line, parse_lines
 from culm.wire.codec import Json
 from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel

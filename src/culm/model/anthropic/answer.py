@@ -4,18 +4,15 @@ Pure. Every data line contains its type, so `event:` lines are ignored, as are u
 `reasoning_roundtrip.py` records thinking.
 """
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar
 
 import msgspec
 from msgspec import Struct
 
 from culm.model import failures
-from culm.model.anthropic.reasoning_roundtrip import ThinkingRecorder
 from culm.model.base import (
-    AnswerDone,
     CallDelta,
     CallStarted,
     ModelEvent,
@@ -26,8 +23,10 @@ from culm.model.base import (
     usage_of,
 )
 from culm.model.failures import ProviderPeer
-from culm.model.http import UNREADABLE, is_whole
-from culm.wire.codec import Json, encodable, encode
+from culm.model.http import UNREADABLE
+from culm.model.reasoning_roundtrip import ThinkingRecorder
+from culm.model.streaming import AnswerParser
+from culm.wire.codec import Json, encode
 
 # --- the fields of the stream that are used; without GC tracking, as in `base.py`
 
@@ -93,16 +92,6 @@ _KNOWN = frozenset(
 _NO_EVENT = _Event()
 _STOP = _Event("message_stop")
 
-_STOP_REASONS: dict[str, StopReason] = {
-    "end_turn": "end_turn",
-    "stop_sequence": "end_turn",
-    "pause_turn": "end_turn",  # For tools that run at the provider; we use none.
-    "max_tokens": "max_tokens",
-    "model_context_window_exceeded": "max_tokens",
-    "tool_use": "tool_use",
-    "refusal": "content_filter",
-}
-
 
 @dataclass(slots=True)
 class _Call:
@@ -110,20 +99,23 @@ class _Call:
     whole: str = ""  # Arguments from the start event; pieces that follow replace them.
 
 
-class AnthropicAnswer:
-    """The state of one answer: lines in, events out."""
+class AnthropicAnswer(AnswerParser):
+    STOP_REASONS: ClassVar[Mapping[str, StopReason]] = {
+        "end_turn": "end_turn",
+        "stop_sequence": "end_turn",
+        "pause_turn": "end_turn",  # For tools that run at the provider; we use none.
+        "max_tokens": "max_tokens",
+        "model_context_window_exceeded": "max_tokens",
+        "tool_use": "tool_use",
+        "refusal": "content_filter",
+    }
+    PLAIN_END = "end_turn"
 
     def __init__(self, peer: ProviderPeer) -> None:
-        self.done = False  # The stream has announced its end.
-        self.finish: str | None = None  # The reason for the end, once the answer has ended.
-        self._peer = peer
+        super().__init__(peer)
         self._calls: dict[int, _Call] = {}  # By the index of the block.
         self._thinking = ThinkingRecorder()
         self._usage: _Usage | None = None
-
-    @property
-    def complete(self) -> bool:
-        return self.finish is not None
 
     def on_lines(self, lines: list[bytes]) -> Iterator[ModelEvent]:
         for line in lines if not self.done else ():
@@ -132,7 +124,7 @@ class AnthropicAnswer:
             try:
                 event = _decode(line[5:])
             except UNREADABLE:
-                event = self._decode_slowly(line[5:].strip())
+                event = self._event_of(line[5:].strip())
             delta = event.delta
             if delta is not None and delta.type == "text_delta":
                 if text := delta.text:
@@ -145,15 +137,9 @@ class AnthropicAnswer:
                 if self.done:
                     return
 
-    def on_end(self, rest: bytes) -> Iterator[ModelEvent]:
-        """Handle the end of the body; `rest` is its unfinished line."""
-        if not self.done and is_whole(rest):
-            yield from self.on_lines([rest])
-        if self.finish is None and not self.done:
-            raise failures.on_cut(self._peer)
+    def _last_events(self) -> Iterator[ModelEvent]:
         for call in self._calls.values():
             yield from _whole(call)
-        yield AnswerDone(self._reason(), None if self._usage is None else _counted(self._usage))
 
     def _on_delta(self, event: _Event, delta: _Delta) -> Iterator[ModelEvent]:
         match delta.type:
@@ -200,10 +186,8 @@ class AnthropicAnswer:
                 yield TextDelta(block.text)
             case "thinking":
                 between, opening = recorder.on_block("thinking")
-                text, signature = (
-                    between + (block.thinking or ""),
-                    opening + (block.signature or ""),
-                )
+                text = between + (block.thinking or "")
+                signature = opening + (block.signature or "")
                 recorder.thought += len(text) - len(between)
                 if text or signature:
                     yield ReasoningDelta(text, signature)
@@ -213,6 +197,7 @@ class AnthropicAnswer:
             case "tool_use":
                 call = _Call(recorder.called, _arguments(block.input))
                 recorder.called += 1
+                self._has_calls = True
                 self._calls[index] = call
                 yield CallStarted(call.key, block.id or "", block.name or "")
             case _:
@@ -227,30 +212,29 @@ class AnthropicAnswer:
             count = max(getattr(self._usage, name) or 0, getattr(usage, name) or 0)
             setattr(self._usage, name, count)
 
-    def _decode_slowly(self, payload: bytes) -> _Event:
+    def _event_of(self, payload: bytes) -> _Event:
         """Decode payloads that the fast decoder rejects: end markers, invalid UTF-8, new events."""
         if not payload:
             return _NO_EVENT
         if payload == b"[DONE]":  # Some gateways end the stream as OpenAI does.
             return _STOP
-        try:
-            value: Json = json.loads(payload.decode(errors="replace"))
-            if isinstance(value, dict):
-                fields = cast("dict[str, Json]", value)
-                if fields.get("type") == "error":
-                    raise failures.on_stream_error(self._peer, fields.get("error") or fields)
-                if isinstance(fields.get("type"), str) and fields["type"] not in _KNOWN:
-                    return _NO_EVENT
-            return encodable(msgspec.convert(value, _Event, strict=False))
-        except UNREADABLE as exc:
-            raise failures.on_unreadable(
-                self._peer, "a line that is not part of an answer", payload
-            ) from exc
+        fields = self._decode_slowly(payload, dict[str, Json])
+        kind = fields.get("type")
+        if kind == "error":
+            raise failures.on_stream_error(self._peer, fields.get("error") or fields)
+        if isinstance(kind, str) and kind not in _KNOWN:
+            return _NO_EVENT
+        return self._decode_slowly(payload, _Event)
 
-    def _reason(self) -> StopReason:
-        if self._thinking.called and self.finish in (None, "end_turn"):
-            return "tool_use"
-        return _STOP_REASONS.get(self.finish or "", "unknown")
+    def _token_usage(self) -> TokenUsage | None:
+        if (usage := self._usage) is None:
+            return None
+        return usage_of(
+            input=usage.input_tokens,
+            output=usage.output_tokens,
+            cache_read=usage.cache_read_input_tokens,
+            cache_write=usage.cache_creation_input_tokens,
+        )
 
 
 def _whole(call: _Call) -> Iterator[ModelEvent]:
@@ -263,12 +247,3 @@ def _whole(call: _Call) -> Iterator[ModelEvent]:
 def _arguments(value: Json) -> str:
     """The arguments in the start event of a call, which are usually an empty object."""
     return encode(value).decode() if value else ""
-
-
-def _counted(usage: _Usage) -> TokenUsage:
-    return usage_of(
-        input=usage.input_tokens,
-        output=usage.output_tokens,
-        cache_read=usage.cache_read_input_tokens,
-        cache_write=usage.cache_creation_input_tokens,
-    )

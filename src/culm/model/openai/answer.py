@@ -5,17 +5,15 @@ calls without an index or an id, ends without a reason, and a single document in
 stream.
 """
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ClassVar
 
 import msgspec
 from msgspec import Struct
 
 from culm.model import failures
 from culm.model.base import (
-    AnswerDone,
     CallDelta,
     CallStarted,
     ModelEvent,
@@ -27,11 +25,10 @@ from culm.model.base import (
 )
 from culm.model.failures import ProviderPeer
 from culm.model.http import UNREADABLE, is_whole
-from culm.model.openai.reasoning_roundtrip import ReasoningDetails, ReasoningLine, encode_line
 from culm.model.openai.vendor_quirks import PLAIN, VendorQuirks
-from culm.wire.codec import Json, encodable, encode
-
-T = TypeVar("T")
+from culm.model.reasoning_roundtrip import ReasoningDetails, ReasoningLine, encode_line
+from culm.model.streaming import AnswerParser
+from culm.wire.codec import Json, encode
 
 # --- the fields of the stream that are used; without GC tracking, as in `base.py`
 
@@ -120,26 +117,24 @@ NAMELESS_MAX = 64
 DOCUMENT_BYTES_MAX = 16 << 20  # Of an answer that is not streamed; a stream needs only one line.
 _BOM = b"\xef\xbb\xbf"
 
-_STOP_REASONS: dict[str, StopReason] = {
-    "stop": "end_turn",
-    "eos_token": "end_turn",
-    "length": "max_tokens",
-    "model_length": "max_tokens",
-    "tool_calls": "tool_use",
-    "function_call": "tool_use",
-    "content_filter": "content_filter",
-}
 # Reasons that mean failure: the answer is incomplete, and a retry may succeed.
 _BROKEN_OFF = frozenset({"error", "insufficient_system_resource"})
 
 
-class OpenAiAnswer:
-    """The state of one answer: lines in, events out."""
+class OpenAiAnswer(AnswerParser):
+    STOP_REASONS: ClassVar[Mapping[str, StopReason]] = {
+        "stop": "end_turn",
+        "eos_token": "end_turn",
+        "length": "max_tokens",
+        "model_length": "max_tokens",
+        "tool_calls": "tool_use",
+        "function_call": "tool_use",
+        "content_filter": "content_filter",
+    }
+    PLAIN_END = "stop"
 
     def __init__(self, peer: ProviderPeer, quirks: VendorQuirks = PLAIN) -> None:
-        self.done = False  # The stream has announced its end.
-        self.finish: str | None = None  # The reason for the end, once the answer has ended.
-        self._peer = peer
+        super().__init__(peer)
         self._quirks = quirks
         self._calls = _Calls(peer)
         self._usage: _Usage | None = None
@@ -147,10 +142,6 @@ class OpenAiAnswer:
         self._begun = False  # An event has arrived, so it is a stream.
         self._document: list[bytes] | None = None  # The lines of a document in place of a stream.
         self._document_bytes = 0
-
-    @property
-    def complete(self) -> bool:
-        return self.finish is not None
 
     def on_lines(self, lines: list[bytes]) -> Iterator[ModelEvent]:
         for line in lines if not self.done else ():
@@ -176,22 +167,20 @@ class OpenAiAnswer:
                 raise failures.on_stream_error(self._peer, error)
             yield from self._on_chunk(chunk)
 
-    def on_end(self, rest: bytes) -> Iterator[ModelEvent]:
-        """Handle the end of the body; `rest` is its unfinished line."""
+    def _on_rest(self, rest: bytes) -> Iterator[ModelEvent]:
         rest = rest.removeprefix(_BOM)
         in_document = self._document is not None or _opens_document(rest)
         if not self.done and (in_document or is_whole(rest)):
             yield from self.on_lines([rest])
         if self._document is not None and not self._begun:
             yield from self._on_document(b"\n".join(self._document))
+
+    def _last_events(self) -> Iterator[ModelEvent]:
         if self.finish in _BROKEN_OFF:
             raise failures.on_broken_off(self._peer, self.finish)
-        if self.finish is None and not self.done:
-            raise failures.on_cut(self._peer)
         yield from self._calls.on_end()
         if self._details:
             yield ReasoningDelta("", encode_line(ReasoningLine(details=self._details.whole())))
-        yield AnswerDone(self._reason(), self._counted())
 
     def _on_chunk(self, chunk: _Chunk) -> Iterator[ModelEvent]:
         if chunk.usage is not None:
@@ -213,6 +202,7 @@ class OpenAiAnswer:
                 else:
                     yield from _on_blocks(content)
             if delta.tool_calls:
+                self._has_calls = True
                 yield from self._calls.on_pieces(delta.tool_calls)
         if choice.error:
             raise failures.on_stream_error(self._peer, choice.error)
@@ -255,25 +245,27 @@ class OpenAiAnswer:
         self.done = True
         yield from self._on_chunk(chunk)
 
-    def _decode_slowly(self, payload: bytes, kind: type[T]) -> T:
-        """Decode a payload that the fast decoder rejects because of invalid UTF-8."""
-        try:
-            value = json.loads(payload.decode(errors="replace"))
-            return encodable(msgspec.convert(value, kind, strict=False))
-        except UNREADABLE as exc:
-            raise failures.on_unreadable(
-                self._peer, "a line that is not part of an answer", payload
-            ) from exc
-
-    def _reason(self) -> StopReason:
-        if self._calls and self.finish in (None, "stop"):
-            return "tool_use"
-        return _STOP_REASONS.get(self.finish or "", "unknown")
-
-    def _counted(self) -> TokenUsage | None:
-        if self._usage is None:
+    def _token_usage(self) -> TokenUsage | None:
+        if (usage := self._usage) is None:
             return None
-        return _counted(self._usage, thoughts_apart=self._quirks.counts_thoughts_apart)
+        prompt, output = usage.prompt_tokens or 0, usage.completion_tokens or 0
+        read, written, thoughts = usage.prompt_cache_hit_tokens or 0, 0, 0
+        if (details := usage.prompt_tokens_details) is not None:
+            read, written = details.cached_tokens or read, details.cache_write_tokens or 0
+        if usage.completion_tokens_details is not None:
+            thoughts = usage.completion_tokens_details.reasoning_tokens or 0
+        if self._quirks.counts_thoughts_apart:
+            if usage.total_tokens is not None:
+                thoughts = max(0, usage.total_tokens - prompt - output)
+            output += thoughts
+        return usage_of(
+            input=prompt - read - written,
+            output=output,
+            cache_read=read,
+            cache_write=written,
+            reasoning=thoughts,
+            cost=usage.cost,
+        )
 
 
 def _on_blocks(blocks: list[_Block]) -> Iterator[ModelEvent]:
@@ -306,9 +298,6 @@ class _Calls:
         self._at: dict[int, _Call] = {}  # The last call at each index.
         self._begun = 0
         self._held_chars = 0  # Of all calls without a name.
-
-    def __bool__(self) -> bool:
-        return bool(self._all)
 
     def on_pieces(self, pieces: list[_CallPiece]) -> Iterator[ModelEvent]:
         for piece in pieces:
@@ -384,27 +373,6 @@ def _is_another(call: _Call, piece_id: str, name: str) -> bool:
     if piece_id and call.id:
         return piece_id != call.id
     return bool(name and call.name) and (name != call.name or not call.id)
-
-
-def _counted(usage: _Usage, *, thoughts_apart: bool) -> TokenUsage:
-    prompt, output = usage.prompt_tokens or 0, usage.completion_tokens or 0
-    read, written, thoughts = usage.prompt_cache_hit_tokens or 0, 0, 0
-    if (details := usage.prompt_tokens_details) is not None:
-        read, written = details.cached_tokens or read, details.cache_write_tokens or 0
-    if usage.completion_tokens_details is not None:
-        thoughts = usage.completion_tokens_details.reasoning_tokens or 0
-    if thoughts_apart:
-        if usage.total_tokens is not None:
-            thoughts = max(0, usage.total_tokens - prompt - output)
-        output += thoughts
-    return usage_of(
-        input=prompt - read - written,
-        output=output,
-        cache_read=read,
-        cache_write=written,
-        reasoning=thoughts,
-        cost=usage.cost,
-    )
 
 
 def _opens_document(line: bytes) -> bool:

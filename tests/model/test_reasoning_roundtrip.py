@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.model.anthropic.answer import AnthropicAnswer
-from culm.model.anthropic.reasoning_roundtrip import ThinkingBlock, thoughts_of
 from culm.model.base import CallDelta, CallStarted, ReasoningDelta, TextDelta
 from culm.model.failures import ProviderPeer
+from culm.model.reasoning_roundtrip import ThinkingBlock, thoughts_of
 from culm.wire.codec import Json
 from culm.wire.messages import (
     Message,
