@@ -13,7 +13,7 @@ from msgspec import Meta
 from msgspec.structs import fields
 
 from culm.cli.main import HELP_OPTIONS, culm
-from culm.cli.render.run_lines import json_schema as lines_schema
+from culm.cli.render.json_lines import json_schema as lines_schema
 from culm.config.schema import json_schema
 from culm.server.openapi import document
 from culm.server.routes import BY_NOUN

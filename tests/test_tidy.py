@@ -48,14 +48,12 @@ FACES_MAY_IMPORT = CLIENT_MAY_IMPORT | {"cli", "config", "logs"}
 FACE_EXCEPTIONS = {
     "cli.commands.serve": ({"assemble"}, "is the server"),
     "cli.commands.worker": ({"fleet.worker"}, "is a worker"),
-    "cli.commands.agent": ({"fleet"}, "checks the address before it starts an agent"),
+    "cli.commands.agent": ({"fleet"}, "finds workers without a server"),
     "cli.commands.agent_serve": (
         {"fleet", "fleet.worker", "model", "server"},
         "is a worker that finds its model as a server does",
     ),
     "cli.commands.agent_call": ({"fleet"}, "calls a worker without a server"),
-    "cli.render.agent_events": ({"fleet"}, "shows such a call"),
-    "cli.discovery": ({"fleet"}, "finds workers without a server"),
     "cli.commands.models": ({"model"}, "chooses as a server would, without one"),
     "cli.commands.config": ({"model"}, "checks the models that a file names"),
     "cli.config_report": ({"model", "workspace"}, "reads configuration without a server"),
@@ -63,11 +61,9 @@ FACE_EXCEPTIONS = {
     "cli.commands.agents": ({"store", "workspace"}, "lists agents also without a server"),
     "cli.projects": (
         {"fleet", "mail", "store", "workspace"},
-        "finds mailboxes and agents of a project without a server",
+        "finds the agents of a project and delivers mail to them without a server",
     ),
-    "cli.mailboxes": ({"fleet", "mail"}, "delivers mail without a server"),
     "cli.commands.mail": ({"mail", "store"}, "delivers mail without a server"),
-    "cli.commands.mail_ask": ({"mail"}, "waits for a reply without a server"),
     "cli.commands.steer": ({"mail"}, "hints at mail for an agent that has ended"),
 }
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from culm.cli.secrets import SECRET, without_secrets
+from culm.cli.config_report import SECRET, without_secrets
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 import pytest
 
-from culm.cli.names import NamedItem
-from culm.cli.targets import NamedTargets
+from culm.cli.names import NamedItem, NamedTargets
 from culm.errors import InvalidRequest, NotFound
 from tests.cli.commands.test_ps import run_of
 

@@ -123,7 +123,7 @@ def test_versions_are_compared_numerically(version: str, age: str, understood: b
 
 
 def test_client_does_not_import_aiohttp() -> None:
-    program = "import sys, culm.cli.main, culm.cli.prompt_run; print({'aiohttp'} & {*sys.modules})"
+    program = "import sys, culm.cli.main, culm.cli.follow_run; print({'aiohttp'} & {*sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30
     )

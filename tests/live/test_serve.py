@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.terminal.signals import ECHO_S
+from culm.cli.terminal.process import ECHO_S
 from culm.client.follower import open_mirror
 from tests.live.harness import (
     find_database,

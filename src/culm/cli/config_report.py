@@ -1,12 +1,14 @@
 """The configuration of a directory, read without a server but by the same rules.
 
 Owns the list of files, in their order, and the layer of each. The functions that decide which part
-of a file takes effect are the server's own, so both agree.
+of a file takes effect are the server's own, so both agree. Secrets are hidden before a value is
+shown: references may be shown, values and literal keys may not.
 """
 
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -234,3 +236,46 @@ def value_at(document: Json, path: jsonc.Path) -> Json:
 def models_of(reading: ConfigReport) -> ModelConfig:
     """The choices that a server would make here."""
     return ModelConfig(reading.whole, reading.location.env)
+
+
+# --- secrets
+
+
+SECRET = "[secret]"
+
+# Fields that only the provider may see.
+KEY_FIELDS = frozenset(
+    {"api_key", "oauth", "oauth_client_secret", "oauth_token", "extra_headers", "headers"}
+)
+# Further fields that may contain a key.
+SECRET_FIELDS = KEY_FIELDS | {"args", "env", "extra_body", "provider_options"}
+
+# A default (`${NAME:-…}`) is a literal, so such a text is not a mere reference.
+_REFERENCE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\}|\((?:[^()]|\([^()]*\))*\))", re.ASCII)
+_SCHEMES = ("", "Bearer ", "Basic ", "Token ")  # Before a reference, in a header.
+_CREDENTIALS = re.compile(r"(?<=//)[^/?#\s]*@|\?[^#\s]+")  # In a URL.
+
+
+def without_secrets(value: Json, path: jsonc.Path = ()) -> Json:
+    """The value at a path of a configuration, safe to show to anybody."""
+    if isinstance(value, dict):
+        fields = cast("Document", value)
+        return {name: without_secrets(inner, (*path, name)) for name, inner in fields.items()}
+    if isinstance(value, list):
+        items = cast("list[Json]", value)
+        return [without_secrets(inner, path) for inner in items]
+    if isinstance(value, str):
+        is_secret = not SECRET_FIELDS.isdisjoint(path)
+        return _hidden_text(value) if is_secret else without_credentials(value)
+    return value
+
+
+def _hidden_text(text: str) -> str:
+    found = _REFERENCE.search(text)
+    is_reference = found is not None and _REFERENCE.sub("", text) in _SCHEMES
+    return text if is_reference or not text else SECRET
+
+
+def without_credentials(text: str) -> str:
+    """A text without the user and the query of the URLs in it."""
+    return _CREDENTIALS.sub("", text) if "//" in text else text

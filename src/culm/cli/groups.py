@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from culm.cli.terminal.streams import CannotWrite
+from culm.cli.terminal.process import CannotWrite
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

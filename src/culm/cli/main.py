@@ -8,9 +8,12 @@ from pathlib import Path
 import click
 
 from culm import __version__
-from culm.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NO_SERVER, EXIT_USAGE
 from culm.cli.groups import LazyCommand, LazyGroup
-from culm.cli.terminal.streams import (
+from culm.cli.terminal.process import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NO_SERVER,
+    EXIT_USAGE,
     CannotWrite,
     close_output,
     is_terminal,
@@ -92,7 +95,7 @@ def culm(ctx: click.Context) -> None:
         ctx.exit(EXIT_USAGE)
     # Only a conversation needs these. The server starts while the second is imported, which takes
     # about as long.
-    from culm.cli.server_target import make_target
+    from culm.cli.options import make_target
 
     where = make_target(Path(), os.environ.get("CULM_HOST"), None)
     starter = where.starter()

@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 
 from msgspec import MsgspecError
 
-from culm.cli.server_target import ServerTarget
+from culm.cli.options import ServerTarget
 from culm.client.connection import no_server_error, open_connected
 from culm.client.http import Client, RequestRefused, open_client
 from culm.client.launch import find_token, is_listening

@@ -66,6 +66,7 @@ from culm.wire.workspaces import CreateWorkspace, CurrentSession, Process, Snaps
 if TYPE_CHECKING:
     from culm.client.http import Client
 
+AnyAsk = Ask[PermissionRequest] | Ask[QuestionRequest]
 NEVER = 1  # The year of Go's zero time, which means that something never happened.
 
 
@@ -401,6 +402,10 @@ class RemoteWorkspace:
         """The batches of questions in a state, latest first."""
         path = self.path(f"/questions?{urlencode({'session': session_id, 'state': state})}")
         return await self.client.ask("GET", path, list[Ask[QuestionRequest]])
+
+    async def open_asks(self, session_id: str = "") -> list[AnyAsk]:
+        """Open permissions, then open questions, the latest of each first."""
+        return [*await self.asks(session_id), *await self.questions(session_id)]
 
     async def answer_questions(self, batch_id: str, responses: list[QuestionResponse]) -> bool:
         """Answer a batch of questions; return False if another client was faster."""

@@ -13,11 +13,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from culm.cli.commands.agent_call import AgentCallOptions, call
+from culm.cli.commands.agent import get_agent
+from culm.cli.commands.agent_call import (
+    AgentCallOptions,
+    JsonCallRenderer,
+    TextCallRenderer,
+    ask_lines,
+    call,
+)
 from culm.cli.commands.agent_serve import find_model
 from culm.cli.config_report import location_of
-from culm.cli.discovery import get_agent
-from culm.cli.render.agent_events import JsonCallRenderer, TextCallRenderer, ask_lines
 from culm.cli.render.renderers import TextRenderer
 from culm.clock import Clock, LoopClock
 from culm.errors import Failed, InvalidRequest, NotFound

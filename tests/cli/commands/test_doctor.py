@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from culm import __version__
-from culm.cli.commands.doctor import examine_all, locked
-from culm.cli.commands.doctor_machine import programs
+from culm.cli.commands.doctor import examine_all, locked, programs
 from culm.cli.projects import KnownProject
 from culm.clock import LoopClock
 from culm.errors import DataLocked

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.mailboxes import ring
-from culm.cli.projects import KnownProject
+from culm.cli.projects import KnownProject, ring
 from culm.client.launch import ServerRequest
 from culm.clock import LoopClock, format_time, parse_time
 from culm.ids import LetterId

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from culm.cli.terminal.keys import KeyListener
+from culm.cli.terminal.line_editor import KeyListener
 from tests.support import WAIT_S
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from culm.cli.render.renderers import TextRenderer
 from culm.cli.render.text import cells_of, fit
+from culm.cli.terminal.process import CannotWrite
 from culm.cli.terminal.status_area import (
     AGENTS_MAX,
     AgentStatus,
@@ -27,7 +28,6 @@ from culm.cli.terminal.status_area import (
     redraw_until_done,
     status_lines,
 )
-from culm.cli.terminal.streams import CannotWrite
 from culm.ids import AgentId, MessageId, SessionId
 from culm.wire.agents import Agent
 from tests.support import WAIT_S

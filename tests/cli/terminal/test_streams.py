@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.render.agent_events import JsonCallRenderer
+from culm.cli.commands.agent_call import JsonCallRenderer
 from culm.cli.render.json_lines import JsonRenderer
 from culm.cli.render.renderers import TextRenderer
-from culm.cli.terminal.streams import CannotWrite, close_output, output_width, write_note
+from culm.cli.terminal.process import CannotWrite, close_output, output_width, write_note
 from culm.fleet.executor import completed
 from culm.ids import MessageId
 from tests.cli.conftest import CliHarness, CommandResult
@@ -21,7 +21,7 @@ from tests.support import WAIT_S
 FULL = "/dev/full"
 PROGRAM = """
 import os, sys
-from culm.cli.terminal.streams import replace_closed_streams
+from culm.cli.terminal.process import replace_closed_streams
 replace_closed_streams()
 print("seen by nobody", file=sys.stderr, flush=True)
 places = {os.readlink(f"/proc/self/fd/{number}") for number in range(3)}

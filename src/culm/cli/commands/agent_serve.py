@@ -15,8 +15,8 @@ from typing import Literal, NoReturn, cast
 
 import click
 
+from culm.cli.commands.agent import discovery_dir_of, discovery_of
 from culm.cli.config_report import ConfigLocation, read_location
-from culm.cli.discovery import discovery_dir_of, discovery_of
 from culm.config.references import UnresolvedReference
 from culm.errors import Conflict, Failed, InvalidRequest, ModelFailed
 from culm.files import replace_file

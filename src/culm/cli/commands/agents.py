@@ -11,7 +11,7 @@ from culm.cli.names import short_ids
 from culm.cli.options import json_option, project_options
 from culm.cli.projects import data_dir_of, get_project
 from culm.cli.render.tables import in_tree_order, table
-from culm.cli.terminal.streams import output_width
+from culm.cli.terminal.process import output_width
 from culm.ids import AgentId
 from culm.store.agents import agents_below
 from culm.store.base import Connection

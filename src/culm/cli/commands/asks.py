@@ -10,18 +10,15 @@ from typing import Literal, NamedTuple, TypeVar, cast
 import click
 import msgspec
 
-from culm.cli.exits import EXIT_FAILED
 from culm.cli.names import SHORT_CHARS, short_ids
-from culm.cli.options import json_option
+from culm.cli.options import ServerTarget, at_server, json_option
 from culm.cli.render.call_lines import path_text
 from culm.cli.render.tables import table
 from culm.cli.render.text import head_of
 from culm.cli.server import read_workspace
-from culm.cli.server_target import ServerTarget, at_server
-from culm.cli.session_state import AnyAsk, open_asks
 from culm.cli.terminal.approval_prompt import QUESTION_PROMPTS, parse_response
-from culm.cli.terminal.streams import output_width
-from culm.client.workspace import RemoteWorkspace
+from culm.cli.terminal.process import EXIT_FAILED, output_width
+from culm.client.workspace import AnyAsk, RemoteWorkspace
 from culm.errors import Failed, InvalidRequest, NotFound
 from culm.wire.asks import Ask, PermissionRequest, Question, QuestionRequest, QuestionResponse
 from culm.wire.codec import printable
@@ -153,7 +150,7 @@ def _check_which(ask_ids: tuple[str, ...], *, is_all: bool) -> None:
 
 def show_asks(where: ServerTarget, *, as_json: bool) -> None:
     async def all_asks(workspace: RemoteWorkspace) -> tuple[list[AnyAsk], Names]:
-        asks = await open_asks(workspace)
+        asks = await workspace.open_asks()
         return asks, await _names_in(workspace, asks)
 
     found, names = read_workspace(where, all_asks, ([], {}))
@@ -216,7 +213,7 @@ def answer_permissions(where: ServerTarget, ask_ids: Sequence[str], action: Acti
 
     async def give(workspace: RemoteWorkspace) -> tuple[list[PermissionAnswer], Names]:
         if ask_ids:
-            wanted = permissions_of(await open_asks(workspace), ask_ids)
+            wanted = permissions_of(await workspace.open_asks(), ask_ids)
         else:
             wanted = await workspace.asks()
         names = await _names_in(workspace, wanted)
@@ -268,7 +265,7 @@ def answer_questions(where: ServerTarget, ask_id: str, answers: Sequence[str]) -
     """
 
     async def give(workspace: RemoteWorkspace) -> list[str]:
-        ask = find_ask(await open_asks(workspace), ask_id)
+        ask = find_ask(await workspace.open_asks(), ask_id)
         if isinstance(ask.request, PermissionRequest):
             text = f"{printable(ask_id)} is a permission, not a question"
             raise InvalidRequest(text, hint=f"use culm approve {ask_id} or culm deny {ask_id}")

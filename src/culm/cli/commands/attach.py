@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import click
 
-from culm.cli.exits import EXIT_INTERRUPTED, run_status
 from culm.cli.follow_run import (
     RunFollower,
     RunScreen,
@@ -19,11 +18,15 @@ from culm.cli.follow_run import (
     make_screen,
 )
 from culm.cli.names import all_named, find_named
-from culm.cli.options import complete_session
+from culm.cli.options import ServerTarget, at_own_server, complete_session
 from culm.cli.server import describe_error
-from culm.cli.server_target import ServerTarget, at_own_server
-from culm.cli.terminal.signals import cancelling
-from culm.cli.terminal.streams import is_terminal, require_output
+from culm.cli.terminal.process import (
+    EXIT_INTERRUPTED,
+    cancelling,
+    is_terminal,
+    require_output,
+    run_status,
+)
 from culm.client.connection import open_connected
 from culm.client.follower import Follower
 from culm.client.http import RequestRefused

@@ -10,9 +10,9 @@ from click.shell_completion import get_completion_class
 from msgspec import MsgspecError
 
 from culm.cli.names import short_ids
+from culm.cli.options import ServerTarget, make_target
 from culm.cli.render.text import head_of
-from culm.cli.server_target import ServerTarget, make_target
-from culm.cli.terminal.streams import require_output, write
+from culm.cli.terminal.process import require_output, write
 from culm.client.http import RequestRefused, open_client
 from culm.client.launch import find_token
 from culm.errors import AppError

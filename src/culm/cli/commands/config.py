@@ -23,12 +23,12 @@ from culm.cli.config_report import (
     read_report,
     untrusted_parts,
     value_at,
+    without_secrets,
 )
-from culm.cli.exits import EXIT_FAILED
 from culm.cli.groups import CommandGroup
 from culm.cli.options import config_options
 from culm.cli.render.tables import columns
-from culm.cli.secrets import without_secrets
+from culm.cli.terminal.process import EXIT_FAILED
 from culm.config import jsonc
 from culm.config.checking import ConfigProblem, Document, key_of
 from culm.config.references import why_unresolved

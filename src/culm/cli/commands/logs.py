@@ -18,8 +18,7 @@ from typing import BinaryIO, cast
 
 import click
 
-from culm.cli.exits import EXIT_CLOSED
-from culm.cli.terminal.streams import CannotWrite, print_output, require_output
+from culm.cli.terminal.process import EXIT_CLOSED, CannotWrite, print_output, require_output
 from culm.errors import Failed
 from culm.logs import FILES_KEPT
 from culm.settings import default_state_dir

@@ -1,6 +1,7 @@
 """`culm mail`: send letters to agents, and list them, with or without a server.
 
-`mail_ask.py` waits for an answer; `mailboxes.py` delivers.
+A question has a mailbox of its own for the reply, from before it is delivered until the command
+ends, however it ends. `projects.py` delivers.
 """
 
 import asyncio
@@ -8,6 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -15,30 +17,44 @@ from typing import cast
 import click
 import msgspec
 
-from culm.cli.commands.mail_ask import ask_letter
 from culm.cli.groups import CommandGroup
-from culm.cli.mailboxes import (
+from culm.cli.names import NEAREST_MAX, short_ids
+from culm.cli.options import json_option, project_options
+from culm.cli.projects import (
     ASK_S_MAX,
+    NO_SERVER,
+    KnownProject,
     MailOptions,
+    RingResult,
     UnreadLetter,
     addresses_in,
+    check_recipient,
+    data_dir_of,
     deliver,
     find_in,
+    get_project,
     letters_in,
     ring,
 )
-from culm.cli.names import NEAREST_MAX, short_ids
-from culm.cli.options import json_option, project_options
-from culm.cli.projects import KnownProject, check_recipient, data_dir_of, get_project
 from culm.cli.prompt_options import read_text
+from culm.cli.render.renderers import TextRenderer
 from culm.cli.render.tables import table
 from culm.cli.render.text import age_text, head_of
-from culm.cli.terminal.streams import output_width, require_output
+from culm.cli.terminal.process import (
+    EXIT_CANCELED,
+    EXIT_FAILED,
+    CannotWrite,
+    cancelling,
+    close_output,
+    output_width,
+    require_output,
+)
 from culm.client.launch import ServerRequest
 from culm.clock import LoopClock
-from culm.errors import InvalidRequest, NotFound
-from culm.mail.base import check_address
-from culm.mail.letters import LETTER_BYTES_MAX
+from culm.errors import AppError, Failed, InvalidRequest, NotFound
+from culm.ids import Ids, MessageId
+from culm.mail.base import Mailbox, check_address
+from culm.mail.letters import LETTER_BYTES_MAX, Letter, text_of
 from culm.settings import default_host
 from culm.store.base import Connection
 from culm.store.letters import find_letter, list_letters
@@ -339,3 +355,112 @@ def _row(
     age = age_text(now_s - letter.created_at)
     text = head_of(one.text) or "-"
     return short[letter.letter_id], letter.kind, from_, to, letter.state, age, text
+
+
+# --- asking
+
+
+LOOK_EVERY_S = 0.1
+REPLIES_MAX = 16  # Claimed at once; there is only one question.
+
+
+class ReplyTimeout(Failed):
+    """No reply arrived in time."""
+
+    code = "no_answer"
+
+    def __init__(self, letter_id: str, timeout_s: float, rung: RingResult) -> None:
+        if rung.is_there:
+            hint = f"`culm mail status {letter_id}` shows its state; --timeout waits longer"
+        else:
+            hint = "start a server with `culm serve` and ask again"
+        super().__init__(f"no answer to letter {letter_id} within {timeout_s:g} s", hint=hint)
+
+
+class NoReply(Failed):
+    """The agent could not answer."""
+
+    code = "not_answered"
+
+
+def ask_letter(sending: MailOptions, timeout_s: float, *, as_json: bool) -> int:
+    """Ask, print the answer and return the exit status; raises `AppError`."""
+    asker = MailAsker(sending, timeout_s)
+    try:
+        with asyncio.Runner() as runner, cancelling(runner.get_loop(), asker.cancel):
+            question, reply = runner.run(asker.ask())
+        sender = reply.from_.agent_id or reply.from_.session_id
+        answer, failed = text_of(reply), reply.body.get("failed") is True
+        if as_json:
+            shown = {"letter_id": question.id, "reply_id": reply.id, "from": sender}
+            click.echo(msgspec.json.encode({**shown, "answer": answer, "failed": failed}))
+        elif failed:
+            raise NoReply(printable(answer), hint=f"`culm mail status {question.id}` shows more")
+        else:
+            TextRenderer().text(
+                MessageId(reply.id), answer if answer.endswith("\n") else f"{answer}\n"
+            )
+    except asyncio.CancelledError:
+        return EXIT_CANCELED
+    except CannotWrite as exc:
+        return close_output(exc)
+    return EXIT_FAILED if failed else 0
+
+
+class MailAsker:
+    """One question and its mailbox."""
+
+    def __init__(self, sending: MailOptions, timeout_s: float) -> None:
+        # The prefix keeps the server from reading this mailbox.
+        self._address = f"{EXTERNAL_PREFIX}{Ids().letter()}"
+        self._timeout_s = timeout_s
+        # The question expires when nobody waits for the answer any more.
+        self._sending = replace(sending, kind="ask", from_=self._address, expires_s=timeout_s)
+        self._task: asyncio.Task[object] | None = None
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def ask(self) -> tuple[Letter, Letter]:
+        """Return the question and its reply; raises `AppError`."""
+        self._task = asyncio.current_task()
+        if self._is_cancelled:  # Canceled before the task began.
+            raise asyncio.CancelledError
+        to = check_recipient(self._sending.project, self._sending.to)
+        self._sending = replace(self._sending, to=to)
+        post = self._sending.project.post()
+        try:
+            mailbox = post.make(self._address)
+            question = deliver(self._sending)
+            return question, await self._answer(mailbox, question)
+        finally:
+            with suppress(AppError):  # `culm doctor` reports a mailbox that is left behind.
+                post.remove(self._address)
+
+    async def _answer(self, mailbox: Mailbox, question: Letter) -> Letter:
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self._timeout_s
+        sending = self._sending
+        rung = await ring(sending.server, sending.project, sending.to, os.environ)
+        note = "no server is running; waiting for one" if rung is NO_SERVER else rung.text
+        if note:
+            click.echo(printable(f"({note})"), err=True)
+        while (reply := _find_reply(mailbox, question)) is None:
+            left_s = end_s - loop.time()
+            if left_s <= 0:
+                raise ReplyTimeout(question.id, self._timeout_s, rung)
+            await asyncio.sleep(min(left_s, LOOK_EVERY_S))
+        return reply
+
+
+def _find_reply(mailbox: Mailbox, question: Letter) -> Letter | None:
+    """The reply, if it has arrived; other letters are removed with the mailbox."""
+    for claim in mailbox.claim(REPLIES_MAX):
+        letter = claim.letter
+        if letter.kind == "reply" and letter.correlation_id == question.id:
+            mailbox.ack(claim)
+            return letter
+    return None

@@ -19,11 +19,11 @@ from culm.cli.config_report import (
     models_of,
     read_report,
     value_at,
+    without_credentials,
 )
 from culm.cli.options import config_options
 from culm.cli.render.tables import columns, table
-from culm.cli.secrets import without_credentials
-from culm.cli.terminal.streams import output_width
+from culm.cli.terminal.process import output_width
 from culm.config import jsonc
 from culm.config.schema import ProviderFile
 from culm.errors import NotFound

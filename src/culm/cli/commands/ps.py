@@ -12,13 +12,11 @@ import msgspec
 from msgspec import Struct, field
 
 from culm.cli.names import short_ids
-from culm.cli.options import json_option
+from culm.cli.options import ServerTarget, at_server, json_option
 from culm.cli.render.tables import in_tree_order, table
 from culm.cli.render.text import age_text, head_of, size_text
 from culm.cli.server import read_server, read_workspace
-from culm.cli.server_target import ServerTarget, at_server
-from culm.cli.session_state import open_asks
-from culm.cli.terminal.streams import output_width
+from culm.cli.terminal.process import output_width
 from culm.client.http import Client, RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
@@ -97,7 +95,7 @@ async def gather(workspace: RemoteWorkspace) -> Seen:
         processes=await workspace.processes(),
     )
     asks: dict[str, str] = {}
-    open_ = await open_asks(workspace)
+    open_ = await workspace.open_asks()
     short_asks = short_ids([ask.request.id for ask in open_])
     for ask in open_:
         kind = "question" if isinstance(ask.request, QuestionRequest) else "ask"

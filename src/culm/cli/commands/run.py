@@ -1,4 +1,4 @@
-"""`culm run`: the options and the prompt. `prompt_run.py` sends it and follows the run."""
+"""`culm run`: the options and the prompt. `follow_run.py` sends it and follows the run."""
 
 import os
 import select
@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from culm.cli.exits import EXIT_CANCELED
-from culm.cli.options import complete_session
+from culm.cli.options import ServerTarget, at_own_server, complete_session
 from culm.cli.prompt_options import limits_of, read_attachments
 from culm.cli.rules import approve_of
-from culm.cli.server_target import ServerTarget, at_own_server
-from culm.cli.terminal.streams import is_terminal, require_output
+from culm.cli.terminal.process import EXIT_CANCELED, is_terminal, require_output
 from culm.errors import InvalidRequest
 
 if TYPE_CHECKING:  # It would import what `run` imports while the server starts.
@@ -156,7 +154,7 @@ def run(
     starter = where.starter()
     starter.begin()
     # Imported while the server starts, which takes about as long.
-    from culm.cli.prompt_run import RunOptions, run_prompt
+    from culm.cli.follow_run import RunOptions, run_prompt
 
     options = RunOptions(
         prompt=prompt,

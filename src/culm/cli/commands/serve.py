@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from culm import __version__
-from culm.cli.terminal.signals import ECHO_S
+from culm.cli.terminal.process import ECHO_S
 from culm.clock import LoopClock
 from culm.config.sources import read_user_file
 from culm.ids import Ids

@@ -1,36 +1,49 @@
-"""`culm sessions`: list, show, rename and delete the sessions of a directory."""
+"""`culm sessions`: list, show, rename, delete and export the sessions of a directory."""
 
-from collections.abc import Iterator, Sequence
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import click
+import msgspec
+from msgspec import Struct
 
-from culm.cli.commands.export import export_session
-from culm.cli.exits import EXIT_FAILED
 from culm.cli.groups import CommandGroup
-from culm.cli.names import find_named, short_ids
-from culm.cli.options import json_option, session_argument, sessions_argument
+from culm.cli.names import NamedItem, all_named, find_named, short_ids
+from culm.cli.options import (
+    ServerTarget,
+    at_own_server,
+    json_option,
+    session_argument,
+    sessions_argument,
+)
 from culm.cli.render.call_lines import call_line
 from culm.cli.render.tables import fitted_table
 from culm.cli.render.text import ago_text, counted, head_of, without_controls
-from culm.cli.render.transcript import GOOD_ENDS
+from culm.cli.render.transcript import GOOD_ENDS, markdown_of
 from culm.cli.server import visit
-from culm.cli.server_target import ServerTarget, at_own_server
-from culm.cli.session_state import SessionState, find_session, get_state, known_sessions
-from culm.cli.terminal.streams import (
+from culm.cli.terminal.process import (
+    EXIT_FAILED,
     is_terminal,
     output_width,
     print_json,
     print_output,
     require_output,
 )
+from culm.cli.terminal.progress import Step, progress
 from culm.client.http import RequestRefused
-from culm.client.workspace import RemoteWorkspace
+from culm.client.workspace import AnyAsk, RemoteWorkspace
 from culm.clock import LoopClock
 from culm.errors import InvalidRequest
 from culm.ids import SessionId
+from culm.wire.agents import Agent
+from culm.wire.codec import printable
 from culm.wire.messages import (
     BinaryPart,
     FinishPart,
@@ -42,10 +55,12 @@ from culm.wire.messages import (
     ToolCallPart,
     ToolResultPart,
 )
+from culm.wire.runs import QueuedPrompt, Run
 
 HELP_OPTIONS = ("-h", "--help")
 HEAD = ("session", "", "changed", "messages", "cost", "title")
 BUSY = "*"
+STDOUT = Path("-")  # The usual convention.
 
 
 class DefaultListGroup(CommandGroup):
@@ -55,6 +70,23 @@ class DefaultListGroup(CommandGroup):
         if not args or (args[0].startswith("-") and args[0] not in HELP_OPTIONS):
             args = ["list", *args]
         return super().parse_args(ctx, args)
+
+
+class SessionState(Struct):
+    """The parts as on the wire, read one after another: consistent while the session is idle."""
+
+    session: Session
+    messages: list[Message]  # The oldest first.
+    runs: list[Run]  # The latest first, as many as the server lists.
+    agents: list[Agent]  # All below it, in the order they were started.
+    queue: list[QueuedPrompt]
+    asks: list[AnyAsk]  # Its own open ones: permissions, then questions.
+
+
+class SessionTreeState(SessionState, omit_defaults=True):
+    """A session with the sessions of its agents, if requested."""
+
+    below: list[SessionState] = []
 
 
 @click.group(cls=DefaultListGroup)
@@ -382,3 +414,150 @@ async def _delete(workspace: RemoteWorkspace, found: Sequence[SessionToDelete]) 
         else:
             print_output(f"deleted {one.text}\n")
     return status
+
+
+# --- state
+
+
+async def get_state(workspace: RemoteWorkspace, session_id: SessionId) -> SessionTreeState:
+    """Read a session; raises `RequestRefused` if it does not exist."""
+    return SessionTreeState(
+        session=await workspace.session(session_id),
+        messages=await workspace.messages(session_id),
+        runs=await workspace.runs(session_id),
+        agents=await workspace.agents(session_id),
+        queue=await workspace.queue(session_id),
+        asks=await workspace.open_asks(session_id),
+    )
+
+
+async def known_sessions(workspace: RemoteWorkspace) -> list[NamedItem]:
+    """All sessions that can be named, including those of agents."""
+    agents = [
+        NamedItem("session", one.session_id, one.name) for one in reversed(await workspace.agents())
+    ]
+    own = {one.id for one in agents}  # An agent that a client started may be in both lists.
+    return [one for one in await all_named(workspace, "session") if one.id not in own] + agents
+
+
+async def find_session(workspace: RemoteWorkspace, text: str) -> SessionId:
+    """The session with this name; raises `NotFound`, `InvalidRequest`."""
+    return SessionId(find_named(await known_sessions(workspace), text).id)
+
+
+# --- export
+
+
+Format = Literal["markdown", "json"]
+
+
+def export_session(
+    where: ServerTarget, name: str, format_: Format, file: Path | None, *, agents: bool, force: bool
+) -> None:
+    """Raises `InvalidRequest` if the file cannot be written, and leaves nothing behind then."""
+    file = None if file == STDOUT else file
+    if file is None:
+        require_output()
+    else:
+        check_target(file, force=force)  # Before reading anything.
+    state = visit(where, lambda workspace: read_all(workspace, name, agents=agents))
+    with _shown_beside(file, state) as step:
+        pieces = _json_of(state) if format_ == "json" else _page_of(state, step)
+        if file is None:
+            for piece in pieces:
+                print_output(piece)
+        else:
+            write_whole(file, pieces, force=force)
+
+
+def _shown_beside(file: Path | None, state: SessionTreeState) -> AbstractContextManager[Step]:
+    """Progress on stderr, unless it would interrupt a page on the screen."""
+    if file is None and sys.stdout.isatty():
+        return nullcontext(lambda n: None)
+    return progress("exporting", sum(len(one.messages) for one in (state, *state.below)))
+
+
+async def read_all(workspace: RemoteWorkspace, name: str, *, agents: bool) -> SessionTreeState:
+    """Read a session and, if requested, those of its agents."""
+    state = await get_state(workspace, await find_session(workspace, name))
+    if agents:
+        # An agent that is removed in the meantime makes the whole export fail.
+        with progress("reading", len(state.agents)) as step:
+            for agent in state.agents:
+                state.below.append(await get_state(workspace, agent.session_id))
+                step(1)
+    return state
+
+
+def _json_of(state: SessionTreeState) -> Iterator[str]:
+    yield msgspec.json.format(msgspec.json.encode(state), indent=2).decode() + "\n"
+
+
+def _page_of(state: SessionTreeState, step: Step) -> Iterator[str]:
+    yield from markdown_of(state.session, state.messages, step=step)
+    for one in state.below:
+        yield "\n"
+        yield from markdown_of(one.session, one.messages, 2, step)
+
+
+# --- a file, whole or not at all
+
+
+def check_target(file: Path, *, force: bool) -> None:
+    """Raises `InvalidRequest` if the file cannot or must not be written."""
+    shown = printable(str(file))
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        found = None
+    except OSError as exc:
+        raise cannot_write(file, exc) from exc
+    if found is not None and not stat.S_ISREG(found.st_mode):
+        what = "a directory" if stat.S_ISDIR(found.st_mode) else "not a regular file"
+        raise InvalidRequest(f"cannot write {shown}: it is {what}", hint="choose a file with -o")
+    if found is not None and not force:
+        raise InvalidRequest(f"{shown} already exists", hint="use --force to overwrite it")
+    folder = file.resolve().parent
+    if not folder.is_dir():
+        message = f"cannot write {shown}: there is no directory {printable(str(folder))}"
+        raise InvalidRequest(message, hint="create it first")
+
+
+def write_whole(file: Path, pieces: Iterable[str], *, force: bool) -> None:
+    """Replace the file atomically; raises `InvalidRequest`."""
+    target = file.resolve()  # Replaces the target of a link, not the link.
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as exc:
+        raise cannot_write(file, exc) from exc
+    draft = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as out:
+            os.fchmod(descriptor, _mode_of(target))
+            out.writelines(pieces)
+            out.flush()
+            os.fsync(descriptor)
+        check_target(file, force=force)  # It may have been created in the meantime.
+        draft.replace(target)
+    except OSError as exc:
+        raise cannot_write(file, exc) from exc
+    finally:
+        with suppress(OSError):  # It exists only if the replacement failed.
+            draft.unlink(missing_ok=True)
+
+
+def _mode_of(target: Path) -> int:
+    """The mode of the file that is replaced, or that of a new file."""
+    try:
+        return stat.S_IMODE(target.stat().st_mode)
+    except OSError:
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return 0o666 & ~mask
+
+
+def cannot_write(file: Path, exc: OSError) -> InvalidRequest:
+    reason = exc.strerror or str(exc)
+    return InvalidRequest(
+        f"cannot write {printable(str(file))}: {reason}", hint="choose another file with -o"
+    )

@@ -6,11 +6,10 @@ from datetime import datetime
 import click
 
 from culm.cli.names import short_ids
-from culm.cli.options import json_option
+from culm.cli.options import ServerTarget, at_own_server, json_option
 from culm.cli.render.tables import fitted_table
 from culm.cli.server import visit
-from culm.cli.server_target import ServerTarget, at_own_server
-from culm.cli.terminal.streams import output_width, print_json, print_output, require_output
+from culm.cli.terminal.process import output_width, print_json, print_output, require_output
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
 from culm.wire.queries import DAYS_MAX

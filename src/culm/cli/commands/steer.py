@@ -5,11 +5,10 @@ import sys
 
 import click
 
-from culm.cli.names import NamedItem
+from culm.cli.names import BEGUN, NamedItem, NamedTargets, all_targets
+from culm.cli.options import ServerTarget, at_server
 from culm.cli.prompt_options import read_text
 from culm.cli.server import read_workspace
-from culm.cli.server_target import ServerTarget, at_server
-from culm.cli.targets import BEGUN, NamedTargets, all_targets
 from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed, NotFound

@@ -10,12 +10,11 @@ from typing import Literal, NamedTuple
 
 import click
 
-from culm.cli.exits import EXIT_FAILED
-from culm.cli.names import SHORT_CHARS, NamedItem
+from culm.cli.names import SHORT_CHARS, NamedItem, NamedTargets, all_targets
+from culm.cli.options import ServerTarget, at_server
 from culm.cli.render.text import head_of
 from culm.cli.server import read_workspace
-from culm.cli.server_target import ServerTarget, at_server
-from culm.cli.targets import NamedTargets, all_targets
+from culm.cli.terminal.process import EXIT_FAILED
 from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import NotFound

@@ -12,21 +12,24 @@ from dataclasses import dataclass
 
 import click
 
-from culm.cli.follow_run import RunScreen
+from culm.cli.follow_run import PromptRun, RunOptions, RunScreen
 from culm.cli.names import find_session, short_ids
+from culm.cli.options import ServerTarget
 from culm.cli.prompt_options import choose_model, read_attachments
-from culm.cli.prompt_run import PromptRun, RunOptions
 from culm.cli.render.renderers import TextRenderer
 from culm.cli.render.tables import columns
 from culm.cli.render.text import head_of, without_controls
 from culm.cli.server import describe_error
-from culm.cli.server_target import ServerTarget
 from culm.cli.terminal.approval_prompt import TerminalInput
-from culm.cli.terminal.keys import KeyListener
-from culm.cli.terminal.line_editor import LineEditor, TypedLine, parse_line, parse_prompt
-from culm.cli.terminal.signals import cancelling
+from culm.cli.terminal.line_editor import (
+    KeyListener,
+    LineEditor,
+    TypedLine,
+    parse_line,
+    parse_prompt,
+)
+from culm.cli.terminal.process import CannotWrite, cancelling, close_output, write_note
 from culm.cli.terminal.status_area import find_status_area
-from culm.cli.terminal.streams import CannotWrite, close_output, write_note
 from culm.client.asked_run import title_of
 from culm.client.blocking import Portal, open_portal
 from culm.client.connection import open_connected

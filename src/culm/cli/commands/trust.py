@@ -12,17 +12,18 @@ from typing import cast
 import click
 
 from culm.cli.config_report import (
+    KEY_FIELDS,
+    SECRET,
     ConfigLocation,
     ConfigReport,
     current_location,
     read_report,
     untrusted_parts,
 )
-from culm.cli.exits import EXIT_FAILED
 from culm.cli.options import user_config_options
 from culm.cli.render.tables import columns
 from culm.cli.render.text import cut
-from culm.cli.secrets import KEY_FIELDS, SECRET
+from culm.cli.terminal.process import EXIT_FAILED
 from culm.config import jsonc
 from culm.config.checking import Document, key_of
 from culm.config.sources import FILE_BYTES_MAX, PROJECT_FILES, ReadSource

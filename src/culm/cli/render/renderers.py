@@ -7,12 +7,11 @@ import sys
 from collections import deque
 from typing import Protocol
 
-from culm.cli.exits import ending_text
 from culm.cli.render.agent_lines import AgentLines, label_of, used_text
 from culm.cli.render.call_lines import CallNotes
 from culm.cli.render.text import without_controls
+from culm.cli.terminal.process import ending_text, print_output, write
 from culm.cli.terminal.status_area import RunStatus, StatusArea
-from culm.cli.terminal.streams import print_output, write
 from culm.ids import MessageId
 from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged

@@ -14,7 +14,7 @@ from typing import Protocol, TextIO
 
 from culm.cli.render.agent_lines import used_text
 from culm.cli.render.text import cells_of, fit, head_of
-from culm.cli.terminal.streams import write
+from culm.cli.terminal.process import write
 from culm.wire.codec import printable
 
 DRAW_S = 0.1  # Ten times a second looks alive and costs a slow connection at most 10 KB/s.

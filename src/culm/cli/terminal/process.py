@@ -1,18 +1,68 @@
-"""The standard streams: writing to them, and handling a closed or broken one."""
+"""This process as its caller sees it: exit statuses, standard streams, signals.
+
+Imports little when it is loaded: every command needs it at its start.
+"""
 
 import io
 import os
 import shutil
+import signal
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import IO, TYPE_CHECKING, AnyStr
 
 import click
 
-from culm.cli.exits import EXIT_CLOSED, EXIT_FAILED
-
 if TYPE_CHECKING:
+    import asyncio
+
     from _typeshed import ReadableBuffer as Buffer
+
+    from culm.wire.runs import Run
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2  # The same as click's.
+EXIT_DENIED = 3
+EXIT_CANCELED = 4
+EXIT_SPENT = 5  # A budget or the time limit.
+EXIT_NO_SERVER = 6
+EXIT_INTERRUPTED = 130  # By Ctrl-C while there was nothing to cancel.
+EXIT_CLOSED = 141  # The conventional status after the reader has closed the pipe.
+
+_STATUS = {
+    "end_turn": 0,
+    "denied": EXIT_DENIED,
+    "canceled": EXIT_CANCELED,
+    "budget": EXIT_SPENT,
+}
+
+
+def run_status(run: "Run") -> int:
+    """The exit status for a run that has ended."""
+    return _STATUS.get(run.outcome or "", EXIT_FAILED)
+
+
+def ending_text(run: "Run") -> tuple[str, str]:
+    """The reason why a run did not end well, and a hint."""
+    go_on = f"`culm run --session {run.session_id} 'go on'` continues from here"
+    # The details of a failure may end with a hint of their own, on its own line.
+    reason, _, own = ": ".join(filter(None, (run.title, run.details))).partition("\nhint: ")
+    if run.state == "held":
+        return f"the run is held: {reason}", f"{go_on}; the held prompt can be started or dropped"
+    match run.outcome:
+        case "canceled":
+            return "canceled", go_on
+        case "max_tokens":
+            return "the answer was cut off at the output limit of the model", go_on
+        case "denied":
+            return "the run ended because a call was denied", go_on
+        case _:
+            return reason or f"the run ended: {run.outcome}", own or go_on
+
+
+# --- streams
 
 
 class CannotWrite(Exception):
@@ -117,3 +167,41 @@ def close_output(exc: CannotWrite, consequence: str = "") -> int:
     with suppress(OSError):  # It may be stderr that cannot be written.
         click.echo("; ".join(filter(None, (f"culm: {exc}", consequence))), err=True)
     return exc.status
+
+
+# --- signals
+
+
+# One request may arrive as two signals: `timeout` signals the process and its process group.
+ECHO_S = 0.2
+
+
+@contextmanager
+def cancelling(
+    loop: "asyncio.AbstractEventLoop",
+    cancel: Callable[[], None],
+    leave: Callable[[], object] = lambda: None,
+) -> Generator[None]:
+    """Call `cancel` at the first signal within the block, and exit at once at the second.
+
+    `cancel` is called in the loop, which may run in another thread; `leave` just before the exit.
+    """
+    first_s: float | None = None
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        # Not a handler of the loop: it must run even while a write to stdout blocks.
+        nonlocal first_s
+        if first_s is None:
+            first_s = loop.time()
+            loop.call_soon_threadsafe(cancel)
+        elif loop.time() - first_s > ECHO_S:
+            leave()
+            os._exit(128 + number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, on_signal) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
