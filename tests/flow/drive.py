@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 from culm.client.http import Client, RequestRefused
@@ -47,6 +48,42 @@ async def closed(flow: FlowServer, remote: RemoteWorkspace) -> None:
         observer = await flow.client()
         while await status_of(observer, remote.path()) != 404:
             await asyncio.sleep(0.001)
+
+
+async def until_creating(flow: FlowServer, path: Path, count: int) -> None:
+    """Wait until this many clients wait for the workspace to open."""
+    entries = flow.server.registry._entries  # pyright: ignore[reportPrivateUsage]
+
+    def is_creating() -> bool:
+        entry = entries.get(path.resolve())
+        is_opening = entry is not None and not entry.opened.done()
+        return is_opening and len(entry.waiting) == count
+
+    await until(is_creating)
+
+
+async def until_lingering(flow: FlowServer) -> None:
+    """Wait until the server counts down to its exit."""
+    registry = flow.server.registry
+    await until(lambda: registry._linger is not None)  # pyright: ignore[reportPrivateUsage]
+
+
+@contextmanager
+def noticed_writes(flow: FlowServer, remote: RemoteWorkspace) -> Generator[asyncio.Event]:
+    """Yield an event that is set when something is written to the store of a workspace."""
+    begun = asyncio.Event()
+    store = flow.workspace(remote.id).store
+    write = store.write
+
+    def noticed(*args: Any, **kwargs: Any) -> asyncio.Future[Any]:  # noqa: ANN401
+        begun.set()
+        return write(*args, **kwargs)
+
+    store.write = noticed
+    try:
+        yield begun
+    finally:
+        store.write = write
 
 
 # --- raw HTTP
@@ -260,6 +297,7 @@ def is_locked(root: Path) -> bool:
 _HOLD = """
 import asyncio, sys
 from pathlib import Path
+from typing import Any
 from culm.clock import LoopClock
 from culm.errors import DataLocked
 from culm.workspace.roots import DataRoots

@@ -11,7 +11,7 @@ from culm.client.workspace import RemoteWorkspace
 from culm.ids import ClientId, Ids
 from culm.settings import Settings
 from tests.flow.conftest import FlowServer, open_flow
-from tests.flow.drive import closed, open_events, send, status_of, until
+from tests.flow.drive import closed, open_events, send, status_of, until, until_lingering
 from tests.support import contract
 
 CREATE_GRACE_S = 30
@@ -296,7 +296,7 @@ async def test_server_exits_only_after_the_last_client_grace_and_linger(
     await detached(flow, there)
     flow.clock.advance(DETACH_GRACE_S)
     await closed(flow, there)
-    await flow.run_ready()
+    await until_lingering(flow)
     flow.clock.advance(59.9)
     assert not flow.left.is_set()
     flow.clock.advance(0.2)

@@ -9,7 +9,7 @@ from culm.client.workspace import RemoteWorkspace
 from culm.testing.model_server import ModelServer, open_model_server
 from tests.flow.config_files import config_of, provider
 from tests.flow.conftest import FlowServer, open_flow
-from tests.flow.drive import closed, held_database, until
+from tests.flow.drive import closed, held_database, until, until_creating
 from tests.flow.probes import Gate, Probe, calling, script
 from tests.flow.runs import open_received
 from tests.support import contract
@@ -50,9 +50,9 @@ async def test_environment_sent_while_the_workspace_opens_is_used(tmp_path: Path
         async with asyncio.TaskGroup() as tasks:
             with held_database(tmp_path / "data", flow.directory()):
                 opening = tasks.create_task(open_with(flow), name="without")
-                await flow.run_ready()
+                await until_creating(flow, flow.directory(), 1)
                 joining = tasks.create_task(open_with(flow, "mine"), name="with")
-                await flow.run_ready()
+                await until_creating(flow, flow.directory(), 2)
                 assert (opening.done(), joining.done()) == (False, False)
         assert await key_used(joining.result(), model) == "mine"
 

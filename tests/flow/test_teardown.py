@@ -16,6 +16,7 @@ from tests.flow.drive import (
     closed,
     held_database,
     is_locked,
+    noticed_writes,
     open_events,
     send,
     status_of,
@@ -67,9 +68,12 @@ async def test_pending_write_is_answered_and_kept_when_the_workspace_closes(
 ) -> None:
     remote = await opened(flow)
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
-        with held_database(data(flow), flow.directory()):
+        with (
+            held_database(data(flow), flow.directory()),
+            noticed_writes(flow, remote) as begun,
+        ):
             writing = tasks.create_task(remote.create_session("in time"))
-            await flow.run_ready()
+            await begun.wait()
             await remote.release()
             await flow.run_ready()
             assert not writing.done()
@@ -239,9 +243,8 @@ async def test_closed_workspace_leaves_no_timer(flow: FlowServer) -> None:
     async with open_events(flow, remote) as events:
         await remote.client.retire()
         await events.end()
-    await closed(flow, remote)
-    await flow.run_ready()
-    assert flow.clock.armed() == 2  # Those of the server: its linger and the sweep of its fleet.
+    # Those of the server stay: its linger and the sweep of its fleet.
+    await until(lambda: flow.clock.armed() == 2)
 
 
 @contract("EXC-19")

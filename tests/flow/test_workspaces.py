@@ -20,6 +20,8 @@ from tests.flow.drive import (
     send,
     status_of,
     until,
+    until_creating,
+    until_lingering,
 )
 from tests.support import WAIT_S, contract
 
@@ -125,7 +127,7 @@ async def test_parallel_creates_of_one_path_share_a_workspace_with_both_claims(
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
             with held_database(data(flow), path):
                 opening = [tasks.create_task(c.open_workspace(path)) for c in (a, b)]
-                await flow.run_ready()
+                await until_creating(flow, path, 2)
                 assert not any(task.done() for task in opening)
         here, there = (task.result() for task in opening)
         assert here.id == there.id
@@ -233,7 +235,7 @@ async def test_create_survives_the_retirement_of_another_waiting_client(
         with held_database(data(flow), path):
             refused = tasks.create_task(refusal(a, path))
             joining = tasks.create_task(b.open_workspace(path))
-            await flow.run_ready()
+            await until_creating(flow, path, 2)
             await a.retire()
     assert refused.result().status == 409
     assert await status_of(b, joining.result().path()) == 200
@@ -264,7 +266,7 @@ async def test_server_does_not_exit_during_a_create(tmp_path: Path, kind: str) -
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
             with held_database(data(flow), path):
                 joining = tasks.create_task(joining_client.open_workspace(path))
-                await flow.run_ready()
+                await until_creating(flow, path, 1)
                 await supervisor.release()
                 await closed(flow, supervisor)
                 await flow.run_ready()
@@ -298,6 +300,7 @@ async def test_create_during_the_linger_cancels_the_exit(flow: FlowServer) -> No
     remote = await client.open_workspace(flow.directory())
     await remote.release()
     await closed(flow, remote)
+    await until_lingering(flow)
     flow.clock.advance(59)
     again = await client.open_workspace(flow.directory())
     async with open_events(flow, again):
@@ -306,6 +309,7 @@ async def test_create_during_the_linger_cancels_the_exit(flow: FlowServer) -> No
         assert not flow.left.is_set()
     await again.release()
     await closed(flow, again)
+    await until_lingering(flow)
     flow.clock.advance(59.9)
     assert not flow.left.is_set()
     flow.clock.advance(0.1)
