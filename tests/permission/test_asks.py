@@ -8,8 +8,7 @@ import pytest
 
 from culm.clock import LoopClock
 from culm.ids import Ids, MessageId, RunId
-from culm.permission.asks import Asks
-from culm.permission.notifications import PermissionNotifier
+from culm.permission.asks import PERMISSION_EVENTS, Asks
 from culm.store.asks import list_asks, open_ask
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
@@ -23,7 +22,7 @@ REQUEST = PermissionRequest("ask-1", "s", "call-1", "write", "", "write")
 async def open_asks(clock: FakeClock) -> AsyncGenerator[Asks[PermissionRequest]]:
     file = MemoryFile()
     async with asyncio.timeout(WAIT_S), open_memory_store(file, LoopClock(), Ids()) as store:
-        yield Asks(store, clock, PermissionNotifier(), lambda _: None)
+        yield Asks(store, clock, PERMISSION_EVENTS, lambda _: None)
     file.close()
 
 

@@ -10,16 +10,23 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, NamedTuple
+from typing import Generic, NamedTuple, cast
 
 from culm.clock import Clock, Timer
 from culm.errors import AppError, LimitExceeded, WorkspaceClosing
 from culm.events.hub import TransientEvent
 from culm.ids import AskId
-from culm.permission.notifications import AskNotifier
-from culm.store.asks import close_ask, open_ask
+from culm.store.asks import AnyAsk, changed_ask, close_ask, open_ask
 from culm.store.store import Store
-from culm.wire.asks import Ask, AskState, Grant, QuestionResponse, R
+from culm.wire.asks import (
+    Ask,
+    AskState,
+    Grant,
+    PermissionNotification,
+    QuestionResponse,
+    R,
+)
+from culm.wire.codec import encode
 
 ASKS_MAX = 64  # An agent that opens more is looping: refuse the next one instead of queueing it.
 EXPIRE_AGAIN_S = 1.0  # The retry interval while the store cannot record an expiry.
@@ -58,13 +65,55 @@ class _Waiting(Generic[R]):
         return self.closed.done() and self.closed.result().state in REFUSED
 
 
+@dataclass(frozen=True, slots=True)
+class AskEvents:
+    """Events about one kind of ask: every ask in our own view, one at a time in Crush's view.
+
+    The store publishes the durable ones.
+    """
+
+    changed: str  # The event that shows an open ask to a new subscriber.
+    request: str  # The event that requests the answer.
+    notifies: bool = False  # Clients also get a notification of the waiting call.
+
+    def opened(self, ask: Ask[R]) -> Iterator[TransientEvent]:
+        if self.notifies:
+            yield notification(ask.request.session_id, ask.request.tool_call_id)
+        yield self._requested(ask)._replace(view="delta")
+
+    def announced(self, ask: Ask[R]) -> TransientEvent:
+        """Build the event for the ask that a Crush client shows."""
+        return self._requested(ask)._replace(view="crush")
+
+    def state_events(self, ask: Ask[R]) -> Iterator[TransientEvent]:
+        """Return the events that show an open ask to a new subscriber."""
+        # `R` is one of the two requests, which the checker cannot infer here.
+        changed = encode(changed_ask(cast("AnyAsk", ask)))
+        yield TransientEvent(self.changed, ask.request.session_id, changed, "created")
+        yield from self.opened(ask)
+
+    def _requested(self, ask: Ask[R]) -> TransientEvent:
+        request = ask.request
+        return TransientEvent(self.request, request.session_id, encode(request), "created")
+
+
+PERMISSION_EVENTS = AskEvents("ask_changed", "permission_request", notifies=True)
+QUESTION_EVENTS = AskEvents("question_changed", "question_batch_request")
+
+
+def notification(session_id: str, tool_call_id: str, *, granted: bool = False) -> TransientEvent:
+    """Build the event of a call that waits, or that was allowed without an ask."""
+    payload = PermissionNotification(tool_call_id, granted=granted, session_id=session_id)
+    return TransientEvent("permission_notification", session_id, encode(payload), "created")
+
+
 @dataclass(eq=False, slots=True)
 class Asks(Generic[R]):
     """The open asks of one kind, oldest first. A Crush client is shown the first one only."""
 
     store: Store
     clock: Clock
-    notifier: AskNotifier[R]
+    events: AskEvents
     publish: Callable[[TransientEvent], None]
     on_grant: Callable[[Grant], None] = field(default=lambda grant: None)
     _open: dict[AskId, _Waiting[R]] = field(default_factory=dict[AskId, _Waiting[R]])
@@ -132,7 +181,7 @@ class Asks(Generic[R]):
         self._open[waiting.id] = waiting
         if ask.deadline:
             self._expire_in(waiting, max(0.0, ask.deadline - self.clock.now_s()))
-        for live in self.notifier.opened(ask):
+        for live in self.events.opened(ask):
             self.publish(live)
         self._announce()
 
@@ -141,7 +190,7 @@ class Asks(Generic[R]):
         first = next(iter(self._open.values()), None)
         if first is not None and first.id != self._announced:
             self._announced = first.id
-            self.publish(self.notifier.announced(first.ask))
+            self.publish(self.events.announced(first.ask))
 
     def _withdraw(self, waiting: _Waiting[R]) -> None:
         """Mark an ask that nobody waits for; it stays until the end of its run closes it."""
@@ -229,9 +278,9 @@ class Asks(Generic[R]):
     def state_events(self) -> Iterator[TransientEvent]:
         """Return the events that show the open asks to a new subscriber."""
         for number, ask in enumerate(self.all()):
-            yield from self.notifier.state_events(ask)
+            yield from self.events.state_events(ask)
             if number == 0:
-                yield self.notifier.announced(ask)
+                yield self.events.announced(ask)
 
     # --- lifecycle of runs and of the server
 

@@ -3,8 +3,7 @@
 `admit` applies the steps in order: hooks, which may rewrite or refuse the call; the tool, which
 resolves the effect of the call; the policy; and a person, if the policy requires one. The outcome
 is a plan that may run unchanged, or a result that the model reads instead. In the server the steps
-belong to the `PermissionGate` of a workspace, in a worker to its `RuntimeGate`, which forwards asks
-to the host.
+are those of `RunAdmission`, in a worker of its `RuntimeGate`, which forwards asks to the host.
 
 `PermissionGate` owns the open asks, the grants and the skip mode of one workspace.
 """
@@ -13,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol, cast
 
 import msgspec
@@ -22,10 +20,15 @@ from culm.clock import Clock
 from culm.errors import LimitExceeded
 from culm.events.hub import TransientEvent
 from culm.ids import AskId, Ids, MessageId, RunId, SessionId
-from culm.permission.asks import Asks, ClosedAsk
+from culm.permission.asks import (
+    PERMISSION_EVENTS,
+    QUESTION_EVENTS,
+    Asks,
+    ClosedAsk,
+    notification,
+)
 from culm.permission.grants import Grants
 from culm.permission.hooks import HookVerdict
-from culm.permission.notifications import PermissionNotifier, QuestionNotifier, notification
 from culm.permission.policy import Allow, AskPerson, PolicyInput, Refuse, decide
 from culm.store.asks import AnyAsk, publish_skip
 from culm.store.store import Store
@@ -89,22 +92,20 @@ class PendingApproval:
     path: Sequence[str] = ()  # The chain of agents from the root to the one that asks.
 
 
-class AdmissionCheck(Protocol):
-    async def __call__(
+class AdmissionSteps(Protocol):
+    """The steps that a call passes, in this order, around the tool's own `prepare`."""
+
+    async def run_hooks(self, call: CallRequest) -> HookVerdict | None: ...
+
+    async def check(
         self, action: ResolvedAction, call: CallRequest, *, hooked: bool
     ) -> CallResult | None:
         """Return None if the call may run; `hooked` if a hook has allowed exactly this call."""
         ...
 
-
-@dataclass(frozen=True, slots=True)
-class AdmissionSteps:
-    """The checks that a call passes, in this order."""
-
-    run_hooks: RunHooks
-    check: AdmissionCheck
-    # Asks a person instead of running anything.
-    ask_questions: Callable[[QuestionPlan, CallRequest], Awaitable[CallResult]]
+    async def ask_questions(self, plan: QuestionPlan, call: CallRequest) -> CallResult:
+        """Ask a person instead of running anything."""
+        ...
 
 
 class PermissionGate:
@@ -122,63 +123,22 @@ class PermissionGate:
         is_watched: Callable[[], bool],  # True if a client is connected that could answer.
         skip: bool,
     ) -> None:
-        self.permissions = Asks[PermissionRequest](store, clock, PermissionNotifier(), publish)
-        self.questions = Asks[QuestionRequest](store, clock, QuestionNotifier(), publish)
         self.grants = Grants(store)
-        self.permissions.on_grant = self.grants.add
+        self.permissions = Asks[PermissionRequest](
+            store, clock, PERMISSION_EVENTS, publish, self.grants.add
+        )
+        self.questions = Asks[QuestionRequest](store, clock, QUESTION_EVENTS, publish)
         self._store = store
         self._clock = clock
         self._ids = ids
         self._publish = publish
-        self._run_hooks = run_hooks
-        self._policy_input = policy_input
+        self.run_hooks = run_hooks
+        self.policy_input = policy_input
         self._is_watched = is_watched
         self._skip_all = skip  # Skip mode for the whole workspace.
         self._skip_sessions: set[str] = set()  # Sessions in skip mode.
 
-    # --- admitting a call
-
-    async def admit(
-        self, tool: Tool | CallResult, call: CallRequest, approval: ApprovalPolicy
-    ) -> CallPlan | CallResult:
-        """Return the plan of a call that may run, or the result that replaces it.
-
-        `tool` is a result if the call can no longer be made. The call may have opened an ask on an
-        earlier server, when it could still be made.
-        """
-        if (state := self.permissions.find_refusal(call.message_id, call.id)) is not None:
-            admitted: CallPlan | CallResult = _refusal(state)
-        elif isinstance(tool, CallResult):
-            admitted = tool
-        else:
-            steps = AdmissionSteps(
-                self._run_hooks,
-                partial(self._check, approval=approval),
-                partial(self._ask_questions, approval=approval),
-            )
-            admitted = await admit(tool, call, steps)
-        for asks in (self.permissions, self.questions):
-            await asks.withdraw_leftover(call.message_id, call.id)
-        return admitted
-
-    async def _check(
-        self, action: ResolvedAction, call: CallRequest, *, hooked: bool, approval: ApprovalPolicy
-    ) -> CallResult | None:
-        policy_input = replace(
-            self._policy_input(),
-            skip=self.is_skipped(call.session_id),
-            hook="allow" if hooked else "none",
-            granted=self.grants.covering(action, call.session_id),
-            approve=approval.approve,
-        )
-        match decide(action, policy_input):
-            case Allow(by=by):
-                self.notify_allowed(call, by)
-                return None
-            case Refuse(reason=reason):
-                return refused(reason)
-            case AskPerson(why=why):
-                return await self._ask(action, call, approval, why)
+    # --- asking a person
 
     def notify_allowed(self, call: CallRequest, by: str) -> None:
         """Notify clients of a call that a hook, a grant or the run's caller allowed."""
@@ -187,21 +147,8 @@ class PermissionGate:
         if by in ("grant", "approve", "hook"):
             self._publish(notification(call.session_id, call.id, granted=True))
 
-    async def _ask(
-        self, action: ResolvedAction, call: CallRequest, approval: ApprovalPolicy, why: str
-    ) -> CallResult | None:
-        if self._is_unattended(approval) and not self.permissions.had_asked(
-            call.message_id, call.id
-        ):
-            return refused(_unattended_text(why))
-        pending = PendingApproval(call, action, action.digest, why, self._deadline(approval))
-        try:
-            closed = await self._put(pending)
-        except LimitExceeded as exc:
-            return refused(exc.message)
-        return None if closed.state == "allowed" else _refusal(closed.state)
-
-    async def _put(self, pending: PendingApproval) -> ClosedAsk:
+    async def put(self, pending: PendingApproval) -> ClosedAsk:
+        """Open the ask of a call and wait for its answer; raises `LimitExceeded`."""
         call, action = pending.call, pending.action
         request = PermissionRequest(
             id=self._ids.ask(),
@@ -242,21 +189,15 @@ class PermissionGate:
         if action.coverage and granted.issuperset(action.coverage):
             self.notify_allowed(call, "grant")
             return True
-        if self._is_unattended(approval):
+        if self.is_unattended(approval):
             raise NoApprover(_unattended_text(pending.why))
         try:
-            closed = await self._put(pending)
+            closed = await self.put(pending)
         except LimitExceeded as exc:
             raise NoApprover(exc.message) from exc
         if closed.state == "expired":
             raise NoApprover(UNANSWERED)
         return closed.state == "allowed"
-
-    async def _ask_questions(
-        self, plan: QuestionPlan, call: CallRequest, approval: ApprovalPolicy
-    ) -> CallResult:
-        answered = await self.ask_people(plan, call, approval)
-        return answered if isinstance(answered, CallResult) else plan.answer(*answered)
 
     async def ask_people(
         self,
@@ -266,7 +207,7 @@ class PermissionGate:
         path: Sequence[str] = (),
     ) -> tuple[QuestionRequest, Sequence[QuestionResponse]] | CallResult:
         """Return the request with its answers, or the result for the model if nobody answered."""
-        if self._is_unattended(approval) and not self.questions.had_asked(call.message_id, call.id):
+        if self.is_unattended(approval) and not self.questions.had_asked(call.message_id, call.id):
             return CallResult(NOBODY_ANSWERS, is_error=True)
         questions = [
             msgspec.structs.replace(question, id=self._ids.question())
@@ -288,7 +229,7 @@ class PermissionGate:
             RunId(call.run_id),
             MessageId(call.message_id),
             digest=action.digest,
-            deadline=self._deadline(approval),
+            deadline=self.deadline(approval),
             created_at=int(self._clock.now_s()),
             agent_path=list(path),
         )
@@ -300,11 +241,11 @@ class PermissionGate:
             return CallResult(DECLINED, is_error=True, ends_turn="end_turn")
         return asked.request, closed.responses
 
-    def _is_unattended(self, approval: ApprovalPolicy) -> bool:
+    def is_unattended(self, approval: ApprovalPolicy) -> bool:
         """Return True if nobody can be asked. An ask that is already open may still be answered."""
         return approval.headless and not self._is_watched()
 
-    def _deadline(self, approval: ApprovalPolicy) -> int:
+    def deadline(self, approval: ApprovalPolicy) -> int:
         return int(self._clock.now_s()) + HEADLESS_WAIT_S if approval.headless else 0
 
     # --- answers
@@ -406,6 +347,70 @@ class PermissionGate:
     def stop(self) -> None:
         self.permissions.stop()
         self.questions.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class RunAdmission:
+    """The admission of the calls of one run. Implements `AdmissionSteps`."""
+
+    gate: PermissionGate
+    approval: ApprovalPolicy
+
+    async def admit(self, tool: Tool | CallResult, call: CallRequest) -> CallPlan | CallResult:
+        """Return the plan of a call that may run, or the result that replaces it.
+
+        `tool` is a result if the call can no longer be made. The call may have opened an ask on an
+        earlier server, when it could still be made.
+        """
+        gate = self.gate
+        if (state := gate.permissions.find_refusal(call.message_id, call.id)) is not None:
+            admitted: CallPlan | CallResult = _refusal(state)
+        elif isinstance(tool, CallResult):
+            admitted = tool
+        else:
+            admitted = await admit(tool, call, self)
+        for asks in (gate.permissions, gate.questions):
+            await asks.withdraw_leftover(call.message_id, call.id)
+        return admitted
+
+    async def run_hooks(self, call: CallRequest) -> HookVerdict | None:
+        return await self.gate.run_hooks(call)
+
+    async def check(
+        self, action: ResolvedAction, call: CallRequest, *, hooked: bool
+    ) -> CallResult | None:
+        gate = self.gate
+        policy_input = replace(
+            gate.policy_input(),
+            skip=gate.is_skipped(call.session_id),
+            hook="allow" if hooked else "none",
+            granted=gate.grants.covering(action, call.session_id),
+            approve=self.approval.approve,
+        )
+        match decide(action, policy_input):
+            case Allow(by=by):
+                gate.notify_allowed(call, by)
+                return None
+            case Refuse(reason=reason):
+                return refused(reason)
+            case AskPerson(why=why):
+                return await self._ask(action, call, why)
+
+    async def _ask(self, action: ResolvedAction, call: CallRequest, why: str) -> CallResult | None:
+        gate, approval = self.gate, self.approval
+        had_asked = gate.permissions.had_asked(call.message_id, call.id)
+        if gate.is_unattended(approval) and not had_asked:
+            return refused(_unattended_text(why))
+        pending = PendingApproval(call, action, action.digest, why, gate.deadline(approval))
+        try:
+            closed = await gate.put(pending)
+        except LimitExceeded as exc:
+            return refused(exc.message)
+        return None if closed.state == "allowed" else _refusal(closed.state)
+
+    async def ask_questions(self, plan: QuestionPlan, call: CallRequest) -> CallResult:
+        answered = await self.gate.ask_people(plan, call, self.approval)
+        return answered if isinstance(answered, CallResult) else plan.answer(*answered)
 
 
 def _refusal(state: AskState) -> CallResult:

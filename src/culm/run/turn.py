@@ -11,7 +11,7 @@ from culm.errors import AppError, BudgetReached, ModelFailed
 from culm.events.hub import TransientEvent
 from culm.ids import Ids, SessionId
 from culm.model.choice import ChosenModel, Models
-from culm.permission.gate import PermissionGate
+from culm.permission.gate import PermissionGate, RunAdmission
 from culm.run.context import has_text
 from culm.run.journal import JournalSetting, TurnJournal
 from culm.run.limits import effective, jittered
@@ -110,7 +110,7 @@ async def _run_loop(
     turn = TurnInput(
         models=models,
         tools=tools,
-        admit=lambda tool, call: context.gate.admit(tool, call, run.asked.approval),
+        admit=RunAdmission(context.gate, run.asked.approval).admit,
         watch=lambda call: _watch(context, call),
         journal=journal,
         limits=lambda: effective(run.account.limits, context.settings),

@@ -22,11 +22,11 @@ from culm.permission.gate import (
     DENIED,
     NOBODY_ANSWERS,
     UNANSWERED,
-    AdmissionSteps,
     RunHooks,
     admit,
     refused,
 )
+from culm.permission.hooks import HookVerdict
 from culm.permission.policy import Allow, AskPerson, PolicyInput, Refuse, decide
 from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan, ResolvedAction, Tool
 from culm.wire.asks import Rule
@@ -74,13 +74,13 @@ def policy_input_of(
 
 @dataclass(frozen=True, slots=True)
 class RuntimeGate:
-    """The gate of one run."""
+    """The gate of one run. Implements `AdmissionSteps`."""
 
     host: RunHost
     clock: Clock
     policy_input: PolicyInput
     is_read_only: bool
-    run_hooks: RunHooks
+    hooks: RunHooks
     ask_s: float = ASK_S
     # Called with the reason why a call was allowed.
     on_allowed: Callable[[CallRequest, str], None] = lambda _call, _by: None
@@ -89,14 +89,17 @@ class RuntimeGate:
         """Return the plan of an allowed call, or the result of a refused one."""
         if isinstance(tool, CallResult):
             return tool
-        return await admit(tool, call, AdmissionSteps(self.run_hooks, self._check, self._inquire))
+        return await admit(tool, call, self)
 
-    async def _inquire(self, inquiry: QuestionPlan, call: CallRequest) -> CallResult:
+    async def run_hooks(self, call: CallRequest) -> HookVerdict | None:
+        return await self.hooks(call)
+
+    async def ask_questions(self, plan: QuestionPlan, call: CallRequest) -> CallResult:
         if not self.host.takes_calls:
             return CallResult(NOBODY_ANSWERS, is_error=True)
-        return await ask_people(self.host, inquiry, call)
+        return await ask_people(self.host, plan, call)
 
-    async def _check(
+    async def check(
         self, action: ResolvedAction, call: CallRequest, *, hooked: bool
     ) -> CallResult | None:
         if self.is_read_only and not action.is_free:
