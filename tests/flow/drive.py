@@ -56,8 +56,9 @@ async def until_creating(flow: FlowServer, path: Path, count: int) -> None:
 
     def is_creating() -> bool:
         entry = entries.get(path.resolve())
-        is_opening = entry is not None and not entry.opened.done()
-        return is_opening and len(entry.waiting) == count
+        if entry is None or entry.opened.done():
+            return False
+        return len(entry.waiting) == count
 
     await until(is_creating)
 
