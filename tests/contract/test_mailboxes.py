@@ -27,6 +27,7 @@ from culm.mail.base import (
 from culm.mail.letters import (
     BODY_LEVELS_MAX,
     LETTER_BYTES_MAX,
+    LETTERS_MAX,
     BadLetter,
     Letter,
     LetterTooLarge,
@@ -35,12 +36,12 @@ from culm.mail.letters import (
     encode_letter,
     is_expired,
     mode_of,
+    name_of,
     parse_letter,
     text_of,
 )
 from culm.mail.maildir import MaildirPostOffice
 from culm.mail.memory import MemoryPostOffice
-from culm.mail.order import LETTERS_MAX, name_of
 from culm.wire.agents import LetterKind
 from tests.contract.admitted_letters import ADMITTED_MAX, AdmittedLetters, parse_admitted
 from tests.support import WAIT_S, FakeClock, contract
@@ -100,17 +101,17 @@ def ids(claims: list[ClaimedLetter]) -> list[str]:
 @contract("FLEET-68")
 def test_letter_is_delivered_claimed_acknowledged_and_then_gone(harness: MailboxHarness) -> None:
     box, sent = harness.make(), letter("a")
-    assert (box.is_empty(), box.is_fully_empty(), harness.post.addresses()) == (True, True, [])
+    assert (box.is_empty(), box.pending_count(), harness.post.addresses()) == (True, 0, [])
     delivered = box.deliver(sent)
     assert (box.is_empty(), box.pending_count(), box.find("a")) == (False, 1, LetterState.DELIVERED)
     assert harness.post.addresses() == [ADDRESS]
     (claim,) = box.claim(10)
     assert claim == ClaimedLetter(sent, delivered.name)
-    assert (box.claim(10), box.is_empty(), box.is_fully_empty()) == ([], True, False)
+    assert (box.claim(10), box.is_empty(), box.pending_count()) == ([], True, 1)
     assert (box.pending_count(), box.find("a")) == (1, LetterState.CLAIMED)
     assert (harness.post.addresses(), harness.post.addresses(claimed=True)) == ([], [ADDRESS])
     assert box.ack(claim)
-    assert (box.recover(), box.is_fully_empty(), box.find("a")) == ([], True, None)
+    assert (box.recover(), box.pending_count(), box.find("a")) == ([], 0, None)
 
 
 @contract("FLEET-69")
@@ -334,7 +335,7 @@ def test_letter_is_admitted_once_whenever_a_crash_happens(
         harness.make().deliver(letter(f"l{n}"))
     read(harness.post.open(ADDRESS).claim(10), crash_after=crash_after)
     read(harness.post.open(ADDRESS).recover())
-    assert (committed[0], harness.make().is_fully_empty()) == (["l0", "l1", "l2"], True)
+    assert (committed[0], harness.make().pending_count()) == (["l0", "l1", "l2"], 0)
 
 
 def test_put_back_letter_keeps_its_place_and_buried_letter_is_dead(
@@ -373,7 +374,7 @@ def test_unsafe_id_is_refused_before_any_change(harness: MailboxHarness, bad_id:
     box = harness.make()
     with pytest.raises(BadLetter):
         box.deliver(letter(bad_id))
-    assert (box.find(bad_id), box.ack_id(bad_id), box.is_fully_empty()) == (None, False, True)
+    assert (box.find(bad_id), box.ack_id(bad_id), box.pending_count()) == (None, False, 0)
 
 
 def test_letter_over_the_size_limit_is_refused_and_at_the_limit_arrives(
@@ -432,7 +433,7 @@ def test_removed_mailbox_is_missing_and_can_be_made_again(harness: MailboxHarnes
         with pytest.raises(NoMailbox):
             act()
     assert harness.post.addresses(claimed=True) == []
-    assert harness.make().is_fully_empty()
+    assert harness.make().pending_count() == 0
     box.deliver(letter("c"))
     assert ids(box.claim(9)) == ["c"]
 

@@ -26,10 +26,17 @@ from culm.mail.base import (
     MailboxFailed,
     NoMailbox,
 )
-from culm.mail.folders import Subfolder
-from culm.mail.letters import Letter, Sender, body_of, encode_letter
-from culm.mail.maildir import TEMP_AGE_S, Maildir, MaildirPostOffice
-from culm.mail.order import ABSURD_NS, LETTERS_MAX, POSITION_MAX, name_of
+from culm.mail.letters import (
+    ABSURD_NS,
+    LETTERS_MAX,
+    POSITION_MAX,
+    Letter,
+    Sender,
+    body_of,
+    encode_letter,
+    name_of,
+)
+from culm.mail.maildir import TEMP_AGE_S, Maildir, MaildirPostOffice, Subfolder
 from culm.processes.linux import read_boot_id
 from tests.support import WAIT_S, FakeClock, contract
 
@@ -320,7 +327,7 @@ def test_delivery_refused_by_the_disk_leaves_nothing(
         patch.setattr(os, "fsync", broken)
         with pytest.raises(MailboxFailed, match="the disk is broken"):
             box.deliver(letter("a"))
-    assert (files_in(root), box.is_fully_empty()) == ([], True)
+    assert (files_in(root), box.pending_count()) == ([], 0)
     box.deliver(letter("a"))
     assert ids(box.claim(9)) == ["a"]
 
@@ -412,7 +419,7 @@ def test_foreign_entry_is_moved_to_corrupt_and_letters_still_arrive(
         box.deliver(letter("a"))
         assert ids(box.claim(9)) == ["a"]
         assert box.ack_id("a")
-        assert (box.recover(), box.is_fully_empty()) == ([], True)
+        assert (box.recover(), box.pending_count()) == ([], 0)
         (folder / "elsewhere").unlink(missing_ok=True)
     assert [path.name for path in (folder / "corrupt").iterdir()] == [name]
     assert post_of(root).remove(ADDRESS)
@@ -469,7 +476,7 @@ def test_journal_that_is_not_a_regular_file_is_refused(box: Maildir, root: Path,
     ODD[case](root / ADDRESS / ".seq")
     with pytest.raises(ForeignMailbox):
         box.deliver(letter("b"))
-    assert box.is_fully_empty()
+    assert box.pending_count() == 0
 
 
 def test_partially_created_mailbox_is_completed(root: Path) -> None:

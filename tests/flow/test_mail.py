@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from culm.mail.base import LetterState
-from culm.mail.letters import encode_letter
-from culm.mail.order import name_of
+from culm.mail.letters import encode_letter, name_of
 from culm.settings import Settings
 from culm.store.base import WriteJob, run_group, together
 from culm.store.letters import add_letter
@@ -108,7 +107,7 @@ async def test_letter_rung_for_while_its_workspace_closes_is_read(tmp_path: Path
             async with asyncio.timeout(WAIT_S):
                 await flow.server.registry.ring(str(flow.directory()), harness.session_id)
             box = post_of(harness).open(harness.session_id)
-            await until(box.is_fully_empty)
+            await until(lambda: box.pending_count() == 0)
         async with restarts.next() as harness:
             assert await read_in(harness) == ["late"]
 

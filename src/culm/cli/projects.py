@@ -22,19 +22,25 @@ from culm.clock import LoopClock, format_time
 from culm.errors import AppError, DataUnusable, NotFound
 from culm.fleet.names import is_safe_name, is_safe_stem
 from culm.ids import Ids
-from culm.mail.base import MAILBOXES_MAX, MailboxFailed, NoMailbox, check_address, read_letter
-from culm.mail.folders import ForeignFile, MailboxFolders, Subfolder, open_folders
+from culm.mail.base import MAILBOXES_MAX, MailboxFailed, NoMailbox, check_address
 from culm.mail.letters import (
     LETTER_BYTES_MAX,
     BadLetter,
     Letter,
     Sender,
     body_of,
+    parse_name,
+    read_letter,
     shown_of,
     text_of,
 )
-from culm.mail.maildir import MaildirPostOffice
-from culm.mail.order import parse_name
+from culm.mail.maildir import (
+    ForeignFile,
+    MailboxFolders,
+    MaildirPostOffice,
+    Subfolder,
+    open_folders,
+)
 from culm.settings import default_data_dir
 from culm.store.agents import agents_below, find_agent
 from culm.store.base import Connection

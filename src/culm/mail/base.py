@@ -23,8 +23,7 @@ from culm.errors import (
 )
 from culm.fleet.names import STEM_CHARS_MAX, is_safe_stem
 from culm.ids import LetterId
-from culm.mail.letters import BadLetter, Letter, parse_letter
-from culm.mail.order import LETTERS_MAX, parse_name
+from culm.mail.letters import LETTERS_MAX, Letter
 
 # Limit for dead and for corrupt letters: as many as can be waiting, so that one burst does not
 # hide another. The oldest are removed.
@@ -175,10 +174,6 @@ class Mailbox(Protocol):
         """Return True if no letter is waiting to be claimed."""
         ...
 
-    def is_fully_empty(self) -> bool:
-        """Return True if no letter is waiting or claimed."""
-        ...
-
     def pending_count(self) -> int:
         """Count the letters that are waiting or claimed."""
         ...
@@ -222,14 +217,3 @@ def check_address(address: str) -> str:
     if not is_safe_stem(address):
         raise UnsafeAddress
     return address
-
-
-def read_letter(name: str, data: bytes) -> Letter:
-    """Parse the letter in a file of that name; raises `BadLetter`."""
-    found = parse_name(name)
-    if found is None:
-        raise BadLetter("its file name is not that of a letter")
-    letter = parse_letter(data)
-    if letter.id != found[1]:
-        raise BadLetter("its file name has the id of another letter")
-    return letter

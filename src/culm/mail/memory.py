@@ -20,10 +20,19 @@ from culm.mail.base import (
     MailboxFull,
     NoMailbox,
     check_address,
+)
+from culm.mail.letters import (
+    LETTERS_MAX,
+    BadLetter,
+    Letter,
+    encode_letter,
+    has_id,
+    is_ahead,
+    name_of,
+    next_position,
+    parse_name,
     read_letter,
 )
-from culm.mail.letters import BadLetter, Letter, encode_letter
-from culm.mail.order import LETTERS_MAX, is_ahead, name_of, next_position, parse_name
 
 _Files = dict[str, tuple[LetterState, bytes]]  # State and contents by file name.
 
@@ -121,7 +130,7 @@ class MemoryMailbox:
         with self._post.opened(self._address) as disk:
             pending = disk.names(LetterState.DELIVERED, LetterState.CLAIMED)
             for name in pending:
-                if _has_id(name, letter.id):
+                if has_id(name, letter.id):
                     if disk.files[name][1] != data:
                         raise LetterIdTaken(letter.id)
                     return Delivered(letter.id, name, again=True)
@@ -175,9 +184,6 @@ class MemoryMailbox:
         with self._post.opened(self._address) as disk:
             return not disk.names(LetterState.DELIVERED)
 
-    def is_fully_empty(self) -> bool:
-        return self.pending_count() == 0
-
     def pending_count(self) -> int:
         with self._post.opened(self._address) as disk:
             return len(disk.names(LetterState.DELIVERED, LetterState.CLAIMED))
@@ -185,7 +191,7 @@ class MemoryMailbox:
     def find(self, letter_id: str) -> LetterState | None:
         with self._post.opened(self._address) as disk:
             for state in LetterState:
-                if any(_has_id(name, letter_id) for name in disk.names(state)):
+                if any(has_id(name, letter_id) for name in disk.names(state)):
                     return state
         return None
 
@@ -193,8 +199,3 @@ class MemoryMailbox:
         """Add a file as a foreign program would: with any name and any bytes, in no order."""
         with self._post.opened(self._address) as disk:
             disk.files[name] = (LetterState.DELIVERED, data)
-
-
-def _has_id(name: str, letter_id: str) -> bool:
-    found = parse_name(name)
-    return found is not None and found[1] == letter_id

@@ -16,6 +16,7 @@ from culm.fleet.names import is_safe_stem
 from culm.ids import Ids, LetterId, RunId
 from culm.mail.base import ClaimedLetter, Mailbox, NoMailbox, PostOffice
 from culm.mail.letters import (
+    LETTERS_MAX,
     Letter,
     Sender,
     expires_s_of,
@@ -24,7 +25,6 @@ from culm.mail.letters import (
     text_of,
     unanswered,
 )
-from culm.mail.order import LETTERS_MAX
 from culm.permission.gate import ApprovalPolicy
 from culm.run.live_run import LiveRun, RunRequest
 from culm.run.runs import Runs

@@ -16,9 +16,8 @@ from culm.client.launch import ServerRequest
 from culm.clock import LoopClock, format_time, parse_time
 from culm.ids import LetterId
 from culm.mail.base import ClaimedLetter
-from culm.mail.letters import Letter, Sender, body_of, unanswered
+from culm.mail.letters import LETTERS_MAX, Letter, Sender, body_of, name_of, unanswered
 from culm.mail.maildir import MaildirPostOffice
-from culm.mail.order import LETTERS_MAX, name_of
 from culm.store.letters import add_letter, answer_letter, close_letter
 from culm.wire.agents import LetterShown
 from culm.wire.codec import Json
