@@ -16,11 +16,10 @@ from msgspec import Raw
 
 from culm.clock import LoopClock
 from culm.fleet.executor import Outcome
-from culm.fleet.host.callbacks import DenyAll
+from culm.fleet.host.caller import DenyAll, RunControl
 from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
 from culm.fleet.host.local import open_local_launcher
 from culm.fleet.host.pool import PoolBounds
-from culm.fleet.host.run_control import RunControl
 from culm.fleet.host.run_driver import drive
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import PROVISION_VERSION, EchoKind, Identity, Provision

@@ -13,7 +13,7 @@ from culm.fleet import serve
 from culm.fleet.executor import CancelToken, EventSink, Outcome, RunHost, SteerInbox, completed
 from culm.fleet.protocol.batching import qos_of
 from culm.fleet.protocol.frames import Batch, EventBatch, EventFrame, RunSpec, encode_frame
-from culm.fleet.worker_server.base import ServeMany
+from culm.fleet.worker_server.connection import ServeMany
 from culm.wire.codec import decode, encode
 
 EVENT_BYTES = 300  # The size of a whole frame.

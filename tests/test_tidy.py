@@ -60,7 +60,7 @@ FACE_EXCEPTIONS = {
     "cli.commands.doctor": ({"store", "worktrees"}, "examines stored data without a server"),
     "cli.commands.agents": ({"store", "workspace"}, "lists agents also without a server"),
     "cli.projects": (
-        {"fleet", "mail", "store", "workspace"},
+        {"mail", "store", "workspace"},
         "finds the agents of a project and delivers mail to them without a server",
     ),
     "cli.commands.mail": ({"mail", "store"}, "delivers mail without a server"),

@@ -1,14 +1,19 @@
-"""Private files: bounded reads, atomic writes, and locks between processes."""
+"""Private files: bounded reads, atomic writes, locks between processes, and names that are safe."""
 
 import fcntl
 import os
+import re
 import stat
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 LOCK_TRIES, LOCK_EVERY_S = 100, 0.02  # Locks are held for one write only.
+# No leading dot, because its file would be hidden and never listed.
+_SAFE_NAME: Final = re.compile(r"(?!\.)(?!.*\.\.)[A-Za-z0-9_.-]{1,256}")
+STEM_CHARS_MAX: Final = 200  # A file name has at most 255 bytes, including all suffixes.
 
 
 class UnreadableFile(Exception):
@@ -75,3 +80,29 @@ def locked(file: Path) -> Generator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+# --- names that become part of a path
+
+
+class UnsafeName(ValueError):
+    """The name must not become part of a path."""
+
+    def __init__(self) -> None:
+        super().__init__("not a safe id: use letters, digits, _ - . and no ..")
+
+
+def is_safe_name(text: str) -> bool:
+    return _SAFE_NAME.fullmatch(text) is not None
+
+
+def is_safe_stem(text: str) -> bool:
+    """Return True if files may be named after it, such as a record and its temporary file."""
+    return is_safe_name(text) and len(text) <= STEM_CHARS_MAX
+
+
+def check_name(text: str) -> str:
+    """Return the name itself; raises `UnsafeName`."""
+    if not is_safe_name(text):
+        raise UnsafeName
+    return text

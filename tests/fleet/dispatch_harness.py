@@ -6,9 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from culm.fleet.executor import completed
-from culm.fleet.host.callbacks import DenyAll, HostCallbacks
+from culm.fleet.host.caller import DenyAll, HostCallbacks, RunControl
 from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
-from culm.fleet.host.run_control import RunControl
 from culm.fleet.host.run_driver import RunResult
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision

@@ -17,7 +17,6 @@ from culm.clock import LoopClock
 from culm.fleet.provision import Provision, parse_provision
 from culm.fleet.worker.control import open_control
 from culm.fleet.worker.zygote import ForkTask, serve
-from culm.ids import Ids
 from culm.processes.base import Processes, ProcessOwner, ProcessRequest
 from culm.processes.linux import find_stat
 
@@ -95,7 +94,7 @@ async def run_commands(given: Provision) -> None:
     with open(file, "w", buffering=1) as output:  # noqa: ASYNC230, PTH123 - blocking is harmless here
         async with (
             open_control(given.culm.control_fd) as control,
-            control.open_processes(LoopClock(), Ids()) as processes,
+            control.open_processes(LoopClock()) as processes,
             asyncio.TaskGroup() as tasks,
         ):
             task = tasks.create_task(run_forever(processes, output.write))

@@ -11,9 +11,8 @@ from msgspec import Raw
 
 from culm.fleet.executor import HostCallFailed, completed
 from culm.fleet.host.base import LaunchFailed
-from culm.fleet.host.callbacks import HostCallbacks, WorkerAsk
-from culm.fleet.host.run_control import RunControl
-from culm.fleet.host.run_driver import DEFAULT_HOST_SETTINGS, HostSettings, RunResult, drive
+from culm.fleet.host.caller import HostCallbacks, RunControl, WorkerAsk
+from culm.fleet.host.run_driver import RunResult, drive
 from culm.fleet.protocol.frames import (
     Batch,
     Cancel,
@@ -27,7 +26,7 @@ from culm.fleet.protocol.frames import (
     encode_frame,
     parse_parent_frame,
 )
-from culm.fleet.provision import EchoKind, Identity, Provision
+from culm.fleet.provision import NO_LIMITS, EchoKind, Identity, Provision, WorkerLimits
 from culm.fleet.transport.base import Link
 from culm.fleet.transport.memory import MemoryLink, MemoryListener, memory_pair
 from culm.wire.codec import Json, encode
@@ -37,7 +36,7 @@ T = TypeVar("T")
 RUN = RunSpec("do it")
 DONE = TerminalFrame("completed", result="done")
 CLEAN = RunResult(completed("done"), began=True, is_from_worker=True)
-OURS = HostSettings(host_calls=True)
+OURS = WorkerLimits(host_calls=True)
 
 
 def token(text: str) -> EventFrame:
@@ -155,7 +154,7 @@ class DriveHarness:
 async def open_drive_harness(
     callbacks: HostCallbacks,
     controls: RunControl | None = None,
-    settings: HostSettings = DEFAULT_HOST_SETTINGS,
+    limits: WorkerLimits = NO_LIMITS,
     spec: RunSpec = RUN,
 ) -> AsyncGenerator[DriveHarness]:
     """Drive `spec`; nothing of it is left at the end of the block."""
@@ -163,7 +162,7 @@ async def open_drive_harness(
     controls = controls or RunControl()
     ours, theirs = memory_pair()
     async with asyncio.TaskGroup() as tasks:
-        work = drive(ours, spec, callbacks, controls, clock, settings=settings)
+        work = drive(ours, spec, callbacks, controls, clock, limits=limits)
         harness = DriveHarness(clock, controls, theirs, tasks.create_task(work))
         try:
             yield harness

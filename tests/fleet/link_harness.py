@@ -20,11 +20,12 @@ from culm.fleet.protocol.frames import (
     encode_frame,
     parse_child_frame,
 )
+from culm.fleet.provision import WorkerLimits
 from culm.fleet.transport.base import Link, LinkListener, LinkLost
 from culm.fleet.transport.memory import MemoryListener
 from culm.fleet.transport.websocket import connect_websocket, listen_websocket
-from culm.fleet.worker_server.base import Mode, ServeMany, ServingSettings
-from culm.fleet.worker_server.modes import serve_on
+from culm.fleet.worker_server.connection import Mode, ServeMany, serve_on
+from culm.fleet.worker_server.run import ServingSettings
 from culm.ids import Ids
 from culm.wire.codec import Json, decode
 from tests.support import WAIT_S
@@ -159,9 +160,8 @@ async def serving(
     depth: int = 1,
 ) -> AsyncGenerator[Callable[[], Awaitable[FakeParent]]]:
     """Serve a worker in this process; yield a function that connects a parent."""
-    settings = ServingSettings(
-        clock or LoopClock(), Ids(7), run_s=run_s, host_calls=host_calls, depth=depth
-    )
+    limits = WorkerLimits(host_calls, depth, run_s=run_s)
+    settings = ServingSettings(clock or LoopClock(), Ids(7), limits)
 
     async with (
         open_endpoint(kind) as endpoint,

@@ -15,7 +15,7 @@ import uvloop
 
 from culm.clock import LoopClock
 from culm.fleet.discovery.files import FileDiscovery
-from culm.fleet.host.provision_file import WORKER, make_stamp, open_document, python_argv, stamped
+from culm.fleet.host.startup import WORKER, make_stamp, open_document, python_argv, stamped
 from culm.fleet.protocol.frames import RunSpec, encode_frame
 from culm.fleet.transport.base import Link
 from culm.fleet.transport.websocket import connect_websocket

@@ -26,8 +26,8 @@ from culm.fleet.provision import (
     Provision,
 )
 from culm.fleet.tail import KEPT_BYTES
-from culm.fleet.worker.executors import cli_pipes
-from culm.fleet.worker.executors.base import WorkerServices
+from culm.fleet.worker.executors import cli_adapter
+from culm.fleet.worker.executors.base import WorkerServices, open_executor
 from culm.fleet.worker.executors.cli_adapter import env_of
 from culm.fleet.worker.executors.cli_profiles import (
     NOTHING,
@@ -38,7 +38,6 @@ from culm.fleet.worker.executors.cli_profiles import (
     read_json,
     read_text,
 )
-from culm.fleet.worker.executors.registry import open_executor
 from culm.ids import Ids
 from culm.processes.base import NoProcesses
 from culm.processes.client import open_processes
@@ -121,7 +120,7 @@ async def test_long_lines_and_output_are_truncated(tmp_path: Path) -> None:
     async with open_harness(tmp_path) as harness:
         name = harness.write_script("head -c 3000000 /dev/zero | tr '\\0' y; echo; echo last")
         text, outcome = await harness.run(CliKind(name))
-        line = "y" * cli_pipes.LINE_BYTES_MAX
+        line = "y" * cli_adapter.LINE_BYTES_MAX
         assert text == f"{line}\nlast\n"
         assert outcome.result is not None
         assert (len(outcome.result), outcome.result[-6:]) == ((1 << 20) - 1, "y\nlast")

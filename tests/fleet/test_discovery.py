@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from culm.clock import format_time, parse_time
+from culm.files import UnsafeName
 from culm.fleet.discovery.base import (
     LEASE_S,
     AgentRecord,
@@ -19,9 +20,8 @@ from culm.fleet.discovery.base import (
 )
 from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.discovery.memory import MemoryDiscovery
-from culm.fleet.names import UnsafeName
 from culm.fleet.provision import Identity
-from culm.fleet.worker.registration import make_record
+from culm.fleet.worker.lifecycle import make_record
 from tests.support import FakeClock, contract
 
 

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from culm.errors import InvalidRequest, LimitExceeded, NotBuilt
 from culm.fleet.executor import CANCELLED, Outcome, SteerMessage, completed, failed
 from culm.fleet.host.base import LaunchFailed, NotReady
+from culm.fleet.host.caller import RunControl
 from culm.fleet.host.dispatch import FleetBounds
 from culm.fleet.host.pool import IDLE_MARGIN_S, PoolBounds
-from culm.fleet.host.run_control import RunControl
 from culm.fleet.host.run_driver import FIRST_FRAME_S, RunResult
 from culm.fleet.protocol.frames import RunSpec, SteerFrame
 from culm.fleet.provision import (

@@ -7,9 +7,8 @@ from msgspec.structs import replace
 
 from culm.errors import ShuttingDown
 from culm.fleet.executor import CANCELLED, SteerMessage, completed
-from culm.fleet.host.callbacks import DenyAll
+from culm.fleet.host.caller import DenyAll, RunControl
 from culm.fleet.host.dispatch import FleetBounds, open_fleet
-from culm.fleet.host.run_control import RunControl
 from culm.fleet.host.run_driver import CANCEL_S, RunResult
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import CulmExtension

@@ -19,10 +19,8 @@ from culm.clock import LoopClock
 from culm.fleet.discovery.base import AgentRecord, OwnerProcess, ProcessPlace, renewed
 from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.host.base import Launcher, LaunchFailed, NotReady
-from culm.fleet.host.foreign import open_foreign_launcher
-from culm.fleet.host.leftovers import end_leftover_workers
-from culm.fleet.host.local import LaunchSettings
-from culm.fleet.host.provision_file import WORKER, make_stamp, open_document, python_argv, stamped
+from culm.fleet.host.local import LaunchSettings, end_leftover_workers, open_foreign_launcher
+from culm.fleet.host.startup import WORKER, make_stamp, open_document, python_argv, stamped
 from culm.fleet.protocol.frames import TerminalFrame
 from culm.fleet.provision import parse_provision
 from culm.fleet.tail import KEPT_BYTES

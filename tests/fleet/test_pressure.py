@@ -17,8 +17,8 @@ from culm.fleet.protocol.frames import (
 from culm.fleet.protocol.worker import GRACE_S
 from culm.fleet.transport import memory
 from culm.fleet.transport.base import LinkLost
-from culm.fleet.worker_server import event_sink as sink
-from culm.fleet.worker_server import outbox, run_channels
+from culm.fleet.worker_server import outbox
+from culm.fleet.worker_server import run as worker_run
 from culm.fleet.worker_server.connection import OWED_MAX, STALL_S
 from culm.fleet.worker_server.outbox import FrameOutbox
 from culm.wire.codec import Json
@@ -123,7 +123,7 @@ async def test_events_wait_for_a_slow_host_and_keep_their_order() -> None:
     async with serving("memory", executor) as connect:
         parent = await connect()
         await parent.send(RunSpec("go"))
-        assert await emitted_when_stuck(executor) == CAPACITY + sink.EVENTS_MAX
+        assert await emitted_when_stuck(executor) == CAPACITY + outbox.EVENTS_MAX
         frames = await parent.until_ended()
         assert (events_of(frames), frames[-1]) == (events, done("told"))
 
@@ -133,7 +133,7 @@ async def test_257th_event_waits_while_requests_pass() -> None:
     out, clock = FrameOutbox(), FakeClock()
     while out.has_room:
         out.put_nowait(b"old")
-    events = sink.RunEventSink(RunSpec("x"), out, clock)
+    events = outbox.RunEventSink(RunSpec("x"), out, clock)
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         for n in range(256):
             await events.emit({"n": n})
@@ -255,12 +255,12 @@ async def test_untaken_messages_of_a_run_are_limited() -> None:
     async with serving("memory", executor) as connect:
         parent = await connect()
         await parent.send(
-            RunSpec("go"), *(SteerFrame(str(n)) for n in range(run_channels.STEERS_MAX + 10))
+            RunSpec("go"), *(SteerFrame(str(n)) for n in range(worker_run.STEERS_MAX + 10))
         )
         await parent.send(ApprovalReply("sa-no", approved=True))
         request = await parent.until_asked()
         await parent.send(ApprovalReply(request.id, approved=True))
-        expected = " ".join(str(n) for n in range(run_channels.STEERS_MAX))
+        expected = " ".join(str(n) for n in range(worker_run.STEERS_MAX))
         assert await parent.until_ended() == [done(expected)]
 
 

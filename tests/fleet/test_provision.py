@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.fleet.names import UnsafeName, check_name, is_safe_name
+from culm.files import UnsafeName, check_name, is_safe_name
 from culm.fleet.provision import (
     PROVISION_BYTES_MAX,
     BadProvision,

@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from culm.clock import LoopClock
 from culm.fleet.executor import completed
 from culm.fleet.host.base import LaunchFailed
-from culm.fleet.host.callbacks import DenyAll
+from culm.fleet.host.caller import DenyAll, RunControl
 from culm.fleet.host.dispatch import open_fleet
 from culm.fleet.host.remote import ConnectLauncher
-from culm.fleet.host.run_control import RunControl
 from culm.fleet.host.run_driver import RunResult, drive
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import (
@@ -29,8 +28,8 @@ from culm.fleet.transport.base import ConnectFailed, Link
 from culm.fleet.transport.tls import ServerTls
 from culm.fleet.transport.websocket import connect_websocket, listen_websocket
 from culm.fleet.worker.executors.echo import EchoExecutor
-from culm.fleet.worker_server.base import Mode, ServeInTurn, ServeMany, ServeOnce, ServingSettings
-from culm.fleet.worker_server.modes import serve_on
+from culm.fleet.worker_server.connection import Mode, ServeInTurn, ServeMany, ServeOnce, serve_on
+from culm.fleet.worker_server.run import ServingSettings
 from culm.ids import Ids
 from tests.certificates import make_certificate
 from tests.fleet.host_harness import FakeLauncher, in_time, provision

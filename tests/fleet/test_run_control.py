@@ -8,14 +8,12 @@ from msgspec import Raw
 
 from culm.errors import LimitExceeded, TooLarge
 from culm.fleet.executor import CANCELLED, Outcome, SteerMessage, completed, failed
-from culm.fleet.host.callbacks import DenyAll
-from culm.fleet.host.run_control import STEER_CHARS_MAX, STEERS_MAX, RunControl
+from culm.fleet.host.caller import STEER_CHARS_MAX, STEERS_MAX, DenyAll, RunControl
 from culm.fleet.host.run_driver import (
     CANCEL_S,
     FIRST_FRAME_S,
     LAST_FRAMES_S,
     OVERTIME_S,
-    HostSettings,
     RunResult,
     drive,
 )
@@ -29,6 +27,7 @@ from culm.fleet.protocol.frames import (
     TerminalFrame,
     encode_frame,
 )
+from culm.fleet.provision import WorkerLimits
 from culm.fleet.transport.base import LinkLost
 from culm.fleet.transport.memory import FRAMES_MAX, MemoryLink, memory_pair
 from tests.fleet.host_harness import (
@@ -91,7 +90,7 @@ async def test_messages_to_a_worker_that_never_began_go_to_the_next_one() -> Non
 
 
 async def test_admitted_message_is_not_returned() -> None:
-    async with open_drive_harness(DenyAll(), settings=OURS) as harness:
+    async with open_drive_harness(DenyAll(), limits=OURS) as harness:
         await harness.receive()
         harness.controls.steer("one", id="1")
         await harness.receive()
@@ -336,7 +335,7 @@ async def test_terminal_sent_before_the_link_broke_counts(
 @contract("FLEET-P6")
 async def test_worker_that_misses_the_run_time_limit_is_abandoned() -> None:
     async with open_drive_harness(
-        RecordingCallbacks(), settings=HostSettings(run_s=600.0)
+        RecordingCallbacks(), limits=WorkerLimits(run_s=600.0)
     ) as harness:
         await harness.receive()
         await harness.send(token("a"))

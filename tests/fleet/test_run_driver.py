@@ -12,14 +12,8 @@ from msgspec import Raw, structs
 from culm.clock import format_time
 from culm.errors import InvalidRequest, TooLarge
 from culm.fleet.executor import Outcome, completed, failed
-from culm.fleet.host.callbacks import DenyAll, WorkerAsk, parse_ask
-from culm.fleet.host.run_control import RunControl
-from culm.fleet.host.run_driver import (
-    FIRST_FRAME_S,
-    HostSettings,
-    drive,
-    host_settings_of,
-)
+from culm.fleet.host.caller import DenyAll, RunControl, WorkerAsk, parse_ask
+from culm.fleet.host.run_driver import FIRST_FRAME_S, drive
 from culm.fleet.protocol.frames import (
     OPEN_MAX,
     ApprovalReply,
@@ -31,7 +25,7 @@ from culm.fleet.protocol.frames import (
     TerminalFrame,
     encode_frame,
 )
-from culm.fleet.provision import Capabilities, CulmExtension
+from culm.fleet.provision import Capabilities, CulmExtension, WorkerLimits, limits_of
 from culm.fleet.transport.base import LinkLost
 from culm.fleet.transport.memory import memory_pair
 from culm.wire.codec import Json
@@ -254,7 +248,7 @@ async def test_ask_over_the_limit_is_denied_and_others_end_with_the_run() -> Non
     callbacks = RecordingCallbacks()
     callbacks.decide = never
     callbacks.handle_call = never
-    async with open_drive_harness(callbacks, settings=OURS) as harness:
+    async with open_drive_harness(callbacks, limits=OURS) as harness:
         await harness.receive()
         for n in range(OPEN_MAX + 1):
             await harness.send(
@@ -310,7 +304,7 @@ async def test_our_worker_receives_the_reason_for_no_decision(cause: str) -> Non
         return await never(ask)
 
     callbacks.decide = decide
-    async with open_drive_harness(callbacks, settings=OURS) as harness:
+    async with open_drive_harness(callbacks, limits=OURS) as harness:
         await harness.receive()
         deadline = format_time(harness.clock.now_s() + 300)
         await harness.send(ApprovalRequest("1", raw({"deadline": deadline})))
@@ -350,12 +344,12 @@ async def _odd(args: Mapping[str, Json]) -> Json:
 
 @contract("FLEET-100")
 @pytest.mark.parametrize(
-    ("settings", "handle_call", "op", "expected"),
+    ("limits", "handle_call", "op", "expected"),
     [
         (OURS, _listing, "list", {"result": ["a", "list"]}),
         (OURS, None, "list", {"error": "it cannot be done"}),
         (OURS, _odd, "list", {"error": "the host call failed"}),
-        (HostSettings(), _listing, "list", {"error": "host calls are not taken"}),
+        (WorkerLimits(), _listing, "list", {"error": "host calls are not taken"}),
         (replace(OURS, depth=3), _listing, "agent", {"result": ["a", "agent"]}),
         (
             replace(OURS, depth=4),
@@ -367,7 +361,7 @@ async def _odd(args: Mapping[str, Json]) -> Json:
     ],
 )
 async def test_host_call_needs_provisioning_and_an_allowed_depth(
-    settings: HostSettings,
+    limits: WorkerLimits,
     handle_call: Callable[[Mapping[str, Json]], Awaitable[Json]] | None,
     op: str,
     expected: Json,
@@ -375,7 +369,7 @@ async def test_host_call_needs_provisioning_and_an_allowed_depth(
     callbacks = RecordingCallbacks()
     if handle_call is not None:
         callbacks.handle_call = handle_call
-    async with open_drive_harness(callbacks, settings=settings) as harness:
+    async with open_drive_harness(callbacks, limits=limits) as harness:
         await harness.receive()
         await harness.send(SubAgentRequest("1", "call", raw({"op": op})))
         assert await harness.receive() == SubAgentReply("1", expected)
@@ -383,13 +377,13 @@ async def test_host_call_needs_provisioning_and_an_allowed_depth(
         assert await harness.end() == CLEAN
 
 
-def test_host_settings_come_from_the_provision() -> None:
+def test_limits_come_from_the_provision() -> None:
     shallow = structs.replace(
         provision(depth=2),
         capabilities=Capabilities(max_spawn_depth=2),
         culm=CulmExtension(host_calls=True),
     )
-    assert [host_settings_of(provision()), host_settings_of(shallow)] == [
-        HostSettings(host_calls=False, depth=1, depth_max=4),
-        HostSettings(host_calls=True, depth=2, depth_max=2),
+    assert [limits_of(provision()), limits_of(shallow)] == [
+        WorkerLimits(host_calls=False, depth=1, depth_max=4),
+        WorkerLimits(host_calls=True, depth=2, depth_max=2),
     ]

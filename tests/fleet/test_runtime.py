@@ -20,7 +20,7 @@ from culm.fleet.provision import (
 )
 from culm.fleet.worker.executors.bamboo_runtime import make_bamboo_runtime
 from culm.fleet.worker.executors.base import WorkerServices
-from culm.fleet.worker.executors.runtime_model import fitting_effort
+from culm.fleet.worker.executors.runtime_settings import fitting_effort
 from culm.ids import Ids
 from culm.processes.base import NoProcesses
 from culm.testing.script import Reply, Script, ScriptedCall, ScriptedUsage

@@ -13,7 +13,7 @@ from culm.errors import InvalidRequest
 from culm.fleet.transport.base import ConnectFailed
 from culm.fleet.transport.tls import ServerTls, client_context, server_context
 from culm.fleet.transport.websocket import connect_websocket, listen_websocket
-from culm.fleet.worker_server.base import ServeOnce
+from culm.fleet.worker_server.connection import ServeOnce
 from tests.fleet.fake_executors import RepeatingExecutor
 from tests.fleet.link_harness import close_all
 from tests.support import WAIT_S, contract

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from culm.clock import LoopClock
 from culm.fleet.discovery.base import LEASE_S, RENEW_S, AgentRecord, OwnerProcess, ProcessPlace
 from culm.fleet.discovery.memory import MemoryDiscovery
 from culm.fleet.executor import limit_error
@@ -29,22 +28,24 @@ from culm.fleet.provision import (
     Provision,
     ProvisionLimits,
     Secrets,
+    WorkerLimits,
     encode_provision,
+    limits_of,
     storage_of,
 )
 from culm.fleet.transport.base import ConnectFailed
 from culm.fleet.transport.websocket import connect_websocket
 from culm.fleet.worker.lifecycle import (
+    SETTLE_S,
     STORAGE_KEPT_S,
+    make_record,
     mode_of,
+    open_registration,
     remove_storage,
-    serving_settings_of,
     work,
 )
 from culm.fleet.worker.main import run_worker
-from culm.fleet.worker.registration import SETTLE_S, make_record, open_registration
-from culm.fleet.worker_server.base import ServeInTurn, ServeOnce, ServingSettings
-from culm.ids import Ids
+from culm.fleet.worker_server.connection import ServeInTurn, ServeOnce
 from culm.processes.linux import find_stat
 from tests.fleet.worker_harness import (
     assign,
@@ -342,15 +343,12 @@ def test_record_identifies_its_process_and_owner() -> None:
 
 @contract("FLEET-P6")
 def test_worker_limits_come_from_its_provision(tmp_path: Path) -> None:
-    clock, ids = LoopClock(), Ids()
     plain = replace(make_provision(tmp_path), reusable=False, secrets=Secrets())
     assert (mode_of(plain), mode_of(replace(plain, reusable=True))) == (
         ServeOnce(120.0),
         ServeInTurn(300.0),
     )
-    assert serving_settings_of(plain, clock, ids) == ServingSettings(
-        clock, ids, None, depth=0, depth_max=4
-    )
+    assert limits_of(plain) == WorkerLimits(depth=0, depth_max=4)
     limited = replace(
         plain,
         reusable=True,
@@ -361,8 +359,9 @@ def test_worker_limits_come_from_its_provision(tmp_path: Path) -> None:
     )
     assert mode_of(limited) == ServeInTurn(0.5)
     ten_years_s = 315_360_000.0
-    expected = ServingSettings(clock, ids, ten_years_s, host_calls=True, depth=2, depth_max=3)
-    assert serving_settings_of(limited, clock, ids) == expected
+    assert limits_of(limited) == WorkerLimits(
+        host_calls=True, depth=2, depth_max=3, run_s=ten_years_s
+    )
     assert limit_error("max_rounds", "8 rounds") == "limit:max_rounds: 8 rounds"
 
 

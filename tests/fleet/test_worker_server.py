@@ -21,14 +21,14 @@ from culm.fleet.protocol.frames import (
 )
 from culm.fleet.protocol.worker import GRACE_S, STUCK
 from culm.fleet.transport import memory
-from culm.fleet.worker_server.base import (
+from culm.fleet.worker_server.connection import (
     ConnectTimeout,
     ServeInTurn,
     ServeMany,
     ServeOnce,
-    ServingSettings,
+    serve_on,
 )
-from culm.fleet.worker_server.modes import serve_on
+from culm.fleet.worker_server.run import ServingSettings
 from culm.ids import Ids
 from culm.wire.codec import Json
 from tests.fleet.fake_executors import (

@@ -19,13 +19,14 @@ from culm.assemble import open_server
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
 from culm.fleet.host.base import LaunchFailed
-from culm.fleet.provision import Provision, encode_provision, parse_provision
+from culm.fleet.provision import Provision, encode_provision, limits_of, parse_provision
 from culm.fleet.transport.base import ConnectFailed
 from culm.fleet.transport.memory import MemoryLink, MemoryListener
 from culm.fleet.worker.executors.bamboo_runtime import make_bamboo_runtime
 from culm.fleet.worker.executors.base import WorkerServices
-from culm.fleet.worker.lifecycle import mode_of, serving_settings_of
-from culm.fleet.worker_server.modes import serve_on
+from culm.fleet.worker.lifecycle import mode_of
+from culm.fleet.worker_server.connection import serve_on
+from culm.fleet.worker_server.run import ServingSettings
 from culm.ids import Ids, SessionId
 from culm.processes.base import NoProcesses
 from culm.settings import Settings
@@ -172,7 +173,7 @@ class LoopWorker:
         return (self.rewrite(frame),) if await self._on_frame(self, frame) else ()
 
     async def work(self) -> None:
-        settings = serving_settings_of(self.provision, self._clock, self._services.ids)
+        settings = ServingSettings(self._clock, self._services.ids, limits_of(self.provision))
         try:
             await serve_on(self._listener, self._runtime, mode_of(self.provision), settings)
         finally:

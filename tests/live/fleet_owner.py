@@ -18,11 +18,9 @@ import uvloop
 from msgspec import Raw, Struct
 
 from culm.clock import LoopClock
-from culm.fleet.host.callbacks import DenyAll
+from culm.fleet.host.caller import DenyAll, RunControl
 from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
-from culm.fleet.host.foreign import open_foreign_launcher
-from culm.fleet.host.local import open_local_launcher
-from culm.fleet.host.run_control import RunControl
+from culm.fleet.host.local import open_foreign_launcher, open_local_launcher
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision
 from culm.ids import Ids

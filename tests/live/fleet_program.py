@@ -8,7 +8,7 @@ import asyncio
 import sys
 
 from culm import fleet
-from culm.fleet.worker_server.base import ConnectTimeout, Mode
+from culm.fleet.worker_server.connection import ConnectTimeout, Mode
 
 MODES: dict[str, Mode] = {"hasty": fleet.ServeOnce(accept_s=0.05), "service": fleet.ServeMany()}
 ASKED = {"tool_name": "Bash", "resource": "git push", "question": "May I?"}

@@ -9,10 +9,9 @@ from msgspec import Raw
 
 from culm.errors import LimitExceeded, ShuttingDown
 from culm.fleet.executor import HostCallFailed, SteerMessage
-from culm.fleet.host.callbacks import WorkerAsk
+from culm.fleet.host.caller import RunControl, WorkerAsk
 from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
 from culm.fleet.host.pool import PoolBounds
-from culm.fleet.host.run_control import RunControl
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import CulmExtension, EchoKind, Identity, Provision, ProvisionLimits
 from culm.wire.codec import Json

@@ -126,7 +126,7 @@ class SimLauncher:
 
 
 def end_leftovers(world: FleetWorld) -> None:
-    """End orphaned workers at a server start, as `culm.fleet.host.leftovers` does."""
+    """End orphaned workers at a server start, as `culm.fleet.host.local` does."""
     processes = {process.pid: process for process in world.processes}
     for record in world.discovery.discover():
         placed = record.culm

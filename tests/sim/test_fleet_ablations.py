@@ -11,17 +11,15 @@ import pytest
 from culm.fleet.host import dispatch, run_driver
 from culm.fleet.host.base import Worker
 from culm.fleet.host.dispatch import Fleet
-from culm.fleet.host.pool import ParkedWorker, PoolBounds, PoolDecision
-from culm.fleet.host.roster import WorkerRoster
+from culm.fleet.host.pool import ParkedWorker, PoolBounds, PoolDecision, WorkerRoster
 from culm.fleet.host.run_driver import RunResult
 from culm.fleet.protocol.batching import Batch, BatchReader, NewEvents
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.protocol.host import HostMachine
 from culm.fleet.protocol.worker import Effect, SteerRun, WorkerMachine
 from culm.fleet.worker_server.connection import WorkerConnection
-from culm.fleet.worker_server.event_sink import RunEventSink
-from culm.fleet.worker_server.run import WorkerRun
-from culm.fleet.worker_server.run_channels import ConnectedHost
+from culm.fleet.worker_server.outbox import RunEventSink
+from culm.fleet.worker_server.run import ConnectedHost, WorkerRun
 from culm.wire.codec import Json
 from tests.sim.fleet_world import FleetWorld
 from tests.sim.loop import SimLoop, simulate
@@ -77,7 +75,7 @@ def durable_events_may_be_dropped(patch: pytest.MonkeyPatch) -> None:
     def careless(event: Mapping[str, Json]) -> str:
         return "ephemeral"
 
-    patch.setattr("culm.fleet.worker_server.event_sink.qos_of", careless)
+    patch.setattr("culm.fleet.worker_server.outbox.qos_of", careless)
 
 
 def a_slow_host_counts_as_gone(patch: pytest.MonkeyPatch) -> None:

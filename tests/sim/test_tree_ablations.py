@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from culm.fleet.host.roster import WorkerRoster
+from culm.fleet.host.pool import WorkerRoster
 from culm.permission.gate import PermissionGate
 from culm.run import recovery, rules, runs
 from culm.run.budget import Account

@@ -10,10 +10,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from culm.errors import AppError, StoreBusy
-from culm.fleet.host.callbacks import HostCallbacks
+from culm.fleet.host.caller import HostCallbacks, RunControl
 from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
 from culm.fleet.host.pool import PoolBounds
-from culm.fleet.host.run_control import RunControl
 from culm.fleet.host.run_driver import RunResult
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision

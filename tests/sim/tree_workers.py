@@ -30,7 +30,7 @@ from culm.fleet.worker.executors.runtime_gate import ASK_S, RuntimeGate
 from culm.fleet.worker.executors.runtime_history import history_from
 from culm.fleet.worker.executors.runtime_host import HostDelegation, HostMeter
 from culm.fleet.worker.executors.runtime_journal import EventJournal
-from culm.fleet.worker.executors.runtime_model import SingleModel
+from culm.fleet.worker.executors.runtime_settings import SingleModel
 from culm.fleet.worker.executors.runtime_tools import RuntimeTools
 from culm.fleet.worker.executors.runtime_turn import TurnWork, end, run_turn
 from culm.ids import Ids, RunId, SessionId

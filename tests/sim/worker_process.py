@@ -14,11 +14,11 @@ from culm.clock import format_time
 from culm.fleet.discovery.base import AgentRecord, OwnerProcess, ProcessPlace, renewed
 from culm.fleet.executor import Executor
 from culm.fleet.host.base import LaunchFailed
-from culm.fleet.provision import Provision
-from culm.fleet.worker.lifecycle import mode_of, serving_settings_of
+from culm.fleet.provision import Provision, limits_of
+from culm.fleet.worker.lifecycle import mode_of, open_registration
 from culm.fleet.worker.main import LEAVE_S
-from culm.fleet.worker.registration import open_registration
-from culm.fleet.worker_server.modes import serve_on
+from culm.fleet.worker_server.connection import serve_on
+from culm.fleet.worker_server.run import ServingSettings
 from culm.ids import Ids
 from tests.sim.fleet_network import SimListener
 from tests.sim.fleet_world import Process
@@ -123,7 +123,8 @@ class WorkerProcess(ABC):
         await asyncio.sleep(world.dice.choice(self.STARTING_S))
         self.ready_s = world.loop.time()
         self.ready_or_gone.set()
-        settings = serving_settings_of(provision, process.clock, Ids(world.dice.randrange(1 << 30)))
+        ids = Ids(world.dice.randrange(1 << 30))
+        settings = ServingSettings(process.clock, ids, limits_of(provision))
         make = partial(self._record, provision, world.clock.now_s())
         executor = self.make_executor(provision)
         async with open_registration(ProcessDiscovery(process), make, process.clock, at_once=False):

@@ -20,7 +20,7 @@ from culm.client.http import RequestRefused, open_client
 from culm.client.launch import ServerRequest, find_token, is_listening
 from culm.clock import LoopClock, format_time
 from culm.errors import AppError, DataUnusable, NotFound
-from culm.fleet.names import is_safe_name, is_safe_stem
+from culm.files import is_safe_name, is_safe_stem
 from culm.ids import Ids
 from culm.mail.base import MAILBOXES_MAX, MailboxFailed, NoMailbox, check_address
 from culm.mail.letters import (

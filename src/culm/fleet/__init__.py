@@ -22,11 +22,10 @@ if TYPE_CHECKING:
         completed,
         failed,
     )
-    from culm.fleet.host.callbacks import DenyAll, WorkerAsk
-    from culm.fleet.host.run_control import RunControl
+    from culm.fleet.host.caller import DenyAll, RunControl, WorkerAsk
     from culm.fleet.host.run_driver import WorkerPeer
     from culm.fleet.protocol.frames import RunSpec
-    from culm.fleet.worker_server.base import Mode, ServeInTurn, ServeMany, ServeOnce
+    from culm.fleet.worker_server.connection import Mode, ServeInTurn, ServeMany, ServeOnce
 
 __all__ = [
     "CANCELLED",
@@ -55,11 +54,10 @@ _HOMES: Final = {
         *("CANCELLED", "CancelToken", "EventSink", "Executor", "Outcome", "RunHost", "SteerInbox"),
         *("completed", "failed"),
     ),
-    "host.callbacks": ("DenyAll", "WorkerAsk"),
+    "host.caller": ("DenyAll", "RunControl", "WorkerAsk"),
     "host.run_driver": ("WorkerPeer",),
-    "host.run_control": ("RunControl",),
     "protocol.frames": ("RunSpec",),
-    "worker_server.base": ("ServeInTurn", "ServeMany", "ServeOnce"),
+    "worker_server.connection": ("ServeInTurn", "ServeMany", "ServeOnce"),
 }
 
 
@@ -89,8 +87,8 @@ async def serve(
     from culm.clock import LoopClock
     from culm.fleet.transport.tls import ServerTls
     from culm.fleet.transport.websocket import listen_websocket
-    from culm.fleet.worker_server.base import ServeOnce, ServingSettings
-    from culm.fleet.worker_server.modes import serve_on
+    from culm.fleet.worker_server.connection import ServeOnce, serve_on
+    from culm.fleet.worker_server.run import ServingSettings
     from culm.ids import Ids
 
     files = None if tls is None else ServerTls(*tls)

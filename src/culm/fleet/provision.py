@@ -7,6 +7,7 @@ together. Our own extensions are under `culm`.
 import json
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
-from culm.fleet.names import STEM_CHARS_MAX, is_safe_stem
+from culm.files import STEM_CHARS_MAX, is_safe_stem
 from culm.wire.codec import Json, printable
 
 PROVISION_BYTES_MAX: Final = 8 << 20
@@ -426,7 +427,34 @@ def _check_modes(given: Capabilities) -> None:
         raise BadProvision("the permission modes contradict the older booleans")
 
 
-# --- storage and environment of a worker
+# --- limits, storage and environment of a worker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """The limits of a worker's runs. Its host enforces them, too: not every worker does."""
+
+    host_calls: bool = False  # The host is ours and accepts host calls.
+    depth: int = 1  # The worker's depth in its tree ...
+    depth_max: int = DEPTH_MAX  # ... where an agent at this depth starts no others.
+    run_s: float | None = None  # Limit for a run.
+
+    def may_call(self, args: Mapping[str, Json]) -> bool:
+        """Return False for a host call that would exceed the depth of the tree."""
+        return args.get("op") != "agent" or self.depth < self.depth_max
+
+
+NO_LIMITS: Final = WorkerLimits()
+
+
+def limits_of(provision: Provision) -> WorkerLimits:
+    run_s = provision.limits.run_timeout_secs
+    return WorkerLimits(
+        host_calls=provision.culm.host_calls,
+        depth=provision.identity.depth,
+        depth_max=provision.capabilities.depth_max,
+        run_s=None if run_s is None else min(run_s, SECONDS_MAX),
+    )
 
 
 def storage_beside(discovery_dir: Path, child_id: str) -> Path:

@@ -21,7 +21,7 @@ from culm.errors import (
     Rejected,
     Unavailable,
 )
-from culm.fleet.names import STEM_CHARS_MAX, is_safe_stem
+from culm.files import STEM_CHARS_MAX, is_safe_stem
 from culm.ids import LetterId
 from culm.mail.letters import LETTERS_MAX, Letter
 

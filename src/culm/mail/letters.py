@@ -19,7 +19,7 @@ from msgspec import Meta, Struct, field
 
 from culm.clock import parse_time
 from culm.errors import InvalidRequest, TooLarge
-from culm.fleet.names import STEM_CHARS_MAX, is_safe_stem
+from culm.files import STEM_CHARS_MAX, is_safe_stem
 from culm.ids import LetterId
 from culm.wire.agents import LetterKind, LetterShown
 from culm.wire.codec import Json, encodable, encode, is_deeper, printable

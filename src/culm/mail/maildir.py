@@ -23,7 +23,7 @@ from typing import Final
 
 from culm.clock import Clock
 from culm.errors import AppError
-from culm.fleet.names import is_safe_stem
+from culm.files import is_safe_stem
 from culm.mail.base import (
     KEPT_MAX,
     MAILBOXES_MAX,

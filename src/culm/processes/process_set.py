@@ -66,7 +66,8 @@ def make_process_set(data_dir: Path, chance: float) -> ProcessSet:
     """Raises OSError if the data directory cannot be written."""
     process_tag = _make_tag(data_dir, chance)
     parent = data_dir.absolute() / "custody"
-    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in (data_dir, parent):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = parent / f"{_NEW}{process_tag:x}"
     new.mkdir(mode=0o700)
     lock = os.open(new / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from culm.clock import Clock, Timer, pause
 from culm.errors import AppError, Unavailable
-from culm.fleet.names import is_safe_stem
+from culm.files import is_safe_stem
 from culm.ids import Ids, LetterId, RunId
 from culm.mail.base import ClaimedLetter, Mailbox, NoMailbox, PostOffice
 from culm.mail.letters import (

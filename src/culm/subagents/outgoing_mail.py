@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from culm.clock import Clock, format_time
 from culm.errors import AppError, LetterNotFound, NotFound
-from culm.fleet.names import is_safe_stem
+from culm.files import is_safe_stem
 from culm.ids import Ids, SessionId
 from culm.mail.base import NoMailbox, PostOffice, check_address, has_mailbox
 from culm.mail.letters import Letter, Sender, body_of, shown_of, unanswered

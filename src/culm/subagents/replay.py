@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from culm.events.hub import TransientEvent
-from culm.fleet.host.callbacks import WorkerAsk
+from culm.fleet.host.caller import WorkerAsk
 from culm.ids import RunId, SessionId
 from culm.model.base import CallDelta, CallStarted, ReasoningDelta, TextDelta
 from culm.run.journal import TurnJournal

@@ -20,7 +20,7 @@ from msgspec.structs import replace as with_
 
 from culm.errors import AgentNotFound, AppError, BudgetReached
 from culm.fleet.executor import ApprovalUnavailable, HostCallFailed
-from culm.fleet.host.callbacks import WorkerAsk
+from culm.fleet.host.caller import WorkerAsk
 from culm.fleet.host.dispatch import Fleet
 from culm.ids import SessionId
 from culm.permission.gate import NoApprover, PendingApproval

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from culm.errors import AppError
 from culm.fleet.executor import DENIED_PREFIX, LIMIT_PREFIX, Outcome
+from culm.fleet.host.caller import RunControl
 from culm.fleet.host.dispatch import Fleet
-from culm.fleet.host.run_control import RunControl
 from culm.model.choice import Models
 from culm.run.journal import TurnJournal
 from culm.run.live_run import LiveRun

@@ -39,14 +39,13 @@ from culm.fleet.executor import (
     completed,
     failed,
 )
-from culm.fleet.host.callbacks import parse_ask
-from culm.fleet.host.run_control import RunControl
+from culm.fleet.host.caller import RunControl, parse_ask
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Credential, Identity, ModelName
 from culm.fleet.transport.websocket import listen_websocket
-from culm.fleet.worker import registration
-from culm.fleet.worker_server.base import ServeMany, ServingSettings
-from culm.fleet.worker_server.modes import serve_on
+from culm.fleet.worker import lifecycle
+from culm.fleet.worker_server.connection import ServeMany, serve_on
+from culm.fleet.worker_server.run import ServingSettings
 from culm.ids import Ids
 from culm.wire.codec import Json
 from tests.cli.conftest import CliHarness, CommandResult
@@ -154,7 +153,7 @@ def test_invalid_agent_command_fails_with_a_message(
 def test_id_that_is_already_served_is_refused(cli: CliHarness, lease_s: float) -> None:
     clock = LoopClock()
     discovery = FileDiscovery(cli.data_dir / "fabric", clock)
-    served = registration.make_record(Identity("a1"), [], "ws://e", None, clock.now_s() + lease_s)
+    served = lifecycle.make_record(Identity("a1"), [], "ws://e", None, clock.now_s() + lease_s)
     discovery.publish(served)
     discovery.token_file("a1").write_text("its own")
     result = cli.culm("agent", "serve", "--role", "x", "--executor", "echo", "--id", "a1")

@@ -165,27 +165,27 @@ def test_aborted_run_is_canceled_whatever_it_returns() -> None:
 def test_ask_is_answered_once_and_not_after_its_run_ends() -> None:
     machine = WorkerMachine()
     machine.on_frame(ONE)
-    assert machine.on_ask(1, "sa-1", BASH) == [SendFrame(ApprovalRequest("sa-1", BASH))]
+    assert machine.on_request(1, ApprovalRequest("sa-1", BASH))
     assert machine.on_frame(ApprovalReply("sa-2", approved=True)) == []
     assert machine.on_frame(ApprovalReply("sa-1", approved=True)) == [
         ApprovalAnswered("sa-1", approved=True)
     ]
     assert machine.on_frame(ApprovalReply("sa-1", approved=False)) == []
-    machine.on_ask(1, "sa-3", EMPTY)
+    machine.on_request(1, ApprovalRequest("sa-3", EMPTY))
     machine.on_withdrawn(1, "sa-3")
     assert machine.on_frame(ApprovalReply("sa-3", approved=True)) == []
-    machine.on_ask(1, "sa-4", EMPTY)
+    machine.on_request(1, ApprovalRequest("sa-4", EMPTY))
     machine.on_ended(1, CANCELLED)
     assert machine.on_frame(ApprovalReply("sa-4", approved=True)) == []
-    assert machine.on_ask(1, "sa-5", EMPTY) == []
+    assert not machine.on_request(1, ApprovalRequest("sa-5", EMPTY))
 
 
 def test_host_call_is_sent_only_to_a_host_that_accepts_calls() -> None:
     foreign, ours = WorkerMachine(), WorkerMachine(host_calls=True)
     foreign.on_frame(ONE)
     ours.on_frame(ONE)
-    assert foreign.on_call(1, "h1", "c1", LIST) == []
-    assert ours.on_call(1, "h1", "c1", LIST) == [SendFrame(SubAgentRequest("h1", "c1", LIST))]
+    assert not foreign.on_request(1, SubAgentRequest("h1", "c1", LIST))
+    assert ours.on_request(1, SubAgentRequest("h1", "c1", LIST))
     assert ours.on_frame(SubAgentReply("h1", {"result": 1})) == [
         HostCallReplied("h1", {"result": 1})
     ]
@@ -196,10 +196,10 @@ def test_open_requests_of_a_run_are_limited() -> None:
     machine = WorkerMachine(host_calls=True)
     machine.on_frame(ONE)
     for number in range(OPEN_MAX):
-        assert machine.on_ask(1, f"sa-{number}", EMPTY)
-        assert machine.on_call(1, f"h{number}", "", EMPTY)
-    assert machine.on_ask(1, "one more", EMPTY) == []
-    assert machine.on_call(1, "one more", "", EMPTY) == []
+        assert machine.on_request(1, ApprovalRequest(f"sa-{number}", EMPTY))
+        assert machine.on_request(1, SubAgentRequest(f"h{number}", "", EMPTY))
+    assert not machine.on_request(1, ApprovalRequest("one more", EMPTY))
+    assert not machine.on_request(1, SubAgentRequest("one more", "", EMPTY))
 
 
 @contract("FLEET-30")
@@ -208,7 +208,7 @@ def test_lost_link_stops_the_run_and_nothing_more_is_sent() -> None:
     machine.on_frame(ONE)
     machine.on_frame(TWO)
     assert machine.on_lost() == []
-    assert machine.on_ask(1, "sa-1", EMPTY) == []
+    assert not machine.on_request(1, ApprovalRequest("sa-1", EMPTY))
     assert machine.on_grace(1) == [AbortRun(1)]
     assert machine.on_ended(1, CANCELLED) == [RevokeRun(1)]
 
@@ -258,15 +258,12 @@ def test_each_run_has_one_terminal_and_runs_do_not_overlap(seed: int) -> None:
 
 def test_host_emits_events_in_order_and_ends_with_the_terminal() -> None:
     machine = HostMachine(ONE)
-    assert machine.start() == [ONE]
-    assert not machine.began
     event = Raw(b'{"type":"token","content":"a"}')
     assert machine.on_frame(EventFrame(event)) == [EventReceived(event)]
-    assert machine.began
     assert machine.on_frame(DONE) == [WorkerRunEnded(completed("done"))]
     assert machine.on_frame(EventFrame(event)) == []
     assert machine.on_frame(DONE) == []
-    assert machine.cancel() == []
+    assert machine.cancel() is None
     assert machine.on_broken("gone") == []
 
 
@@ -276,10 +273,10 @@ def test_host_answers_a_repeated_ask_once() -> None:
     asking = ApprovalRequest("sa-1", BASH)
     assert machine.on_frame(asking) == [ApprovalAsked("sa-1", {"tool_name": "bash"})]
     assert machine.on_frame(asking) == []
-    assert machine.answer("sa-1", approved=True) == [ApprovalReply("sa-1", approved=True)]
-    assert machine.answer("sa-1", approved=False) == []
+    assert machine.answer("sa-1", approved=True) == ApprovalReply("sa-1", approved=True)
+    assert machine.answer("sa-1", approved=False) is None
     assert machine.on_frame(asking) == []
-    assert machine.answer("sa-9", approved=True) == []
+    assert machine.answer("sa-9", approved=True) is None
 
 
 @contract("FLEET-94")
@@ -305,7 +302,7 @@ def test_reason_for_no_decision_is_sent_only_to_our_own_workers() -> None:
         machine = HostMachine(ONE, host_calls=host_calls)
         machine.on_frame(ApprovalRequest("sa-1", EMPTY))
         reply = machine.answer("sa-1", approved=False, reason="nobody is there")
-        assert reply == [ApprovalReply("sa-1", approved=False, reason=reason)]
+        assert reply == ApprovalReply("sa-1", approved=False, reason=reason)
 
 
 def test_too_many_open_requests_are_refused_by_the_host() -> None:
@@ -328,8 +325,8 @@ def test_host_call_from_an_unprovisioned_worker_is_refused() -> None:
         SendNow(SubAgentReply("h1", {"error": "host calls are not taken"}))
     ]
     assert ours.on_frame(call) == [HostCalled("h1", "c1", {"op": "list"})]
-    assert ours.reply("h1", {"result": []}) == [SubAgentReply("h1", {"result": []})]
-    assert ours.reply("h1", {"result": []}) == []
+    assert ours.reply("h1", {"result": []}) == SubAgentReply("h1", {"result": []})
+    assert ours.reply("h1", {"result": []}) is None
 
 
 def test_unsupported_requests_are_refused_and_the_run_continues() -> None:
@@ -341,17 +338,17 @@ def test_unsupported_requests_are_refused_and_the_run_continues() -> None:
 
 def test_unadmitted_messages_are_known_when_the_run_ends() -> None:
     machine = HostMachine(ONE, host_calls=True)
-    assert machine.steer(SteerMessage("a", "m1")) == [SteerFrame("a", "m1")]
-    assert machine.steer(SteerMessage("b", "m2")) == [SteerFrame("b", "m2")]
+    assert machine.steer(SteerMessage("a", "m1")) == SteerFrame("a", "m1")
+    assert machine.steer(SteerMessage("b", "m2")) == SteerFrame("b", "m2")
     machine.on_frame(EventFrame(Raw(b'{"type":"message_admitted","id":"m1"}')))
     machine.on_frame(DONE)
-    assert machine.steer(SteerMessage("c", "m3")) == []
+    assert machine.steer(SteerMessage("c", "m3")) is None
     assert machine.unadmitted == (SteerMessage("b", "m2"), SteerMessage("c", "m3"))
 
 
 def test_foreign_worker_receives_messages_without_ids() -> None:
     machine = HostMachine(ONE)
-    assert machine.steer(SteerMessage("a", "m1")) == [SteerFrame("a")]
+    assert machine.steer(SteerMessage("a", "m1")) == SteerFrame("a")
     assert machine.unadmitted == ()
 
 

@@ -15,9 +15,9 @@ from culm.cli.render.tables import table
 from culm.cli.terminal.process import is_terminal, output_width, require_output
 from culm.clock import LoopClock
 from culm.errors import NotFound
+from culm.files import is_safe_name
 from culm.fleet.discovery.base import AgentRecord, Discovery
 from culm.fleet.discovery.files import FileDiscovery
-from culm.fleet.names import is_safe_name
 from culm.settings import default_data_dir
 from culm.wire.codec import printable
 

@@ -36,8 +36,7 @@ from culm.errors import Failed, InvalidRequest
 from culm.files import UnreadableFile, read_file
 from culm.fleet import connect
 from culm.fleet.executor import HostCallFailed, Outcome
-from culm.fleet.host.callbacks import WorkerAsk
-from culm.fleet.host.run_control import RunControl
+from culm.fleet.host.caller import RunControl, WorkerAsk
 from culm.fleet.transport.base import ConnectFailed
 from culm.ids import MessageId
 from culm.wire.codec import Json, encode, printable

@@ -19,10 +19,9 @@ from culm.cli.commands.agent import discovery_dir_of, discovery_of
 from culm.cli.config_report import ConfigLocation, read_location
 from culm.config.references import UnresolvedReference
 from culm.errors import Conflict, Failed, InvalidRequest, ModelFailed
-from culm.files import replace_file
+from culm.files import STEM_CHARS_MAX, is_safe_stem, replace_file
 from culm.fleet.discovery.base import is_running
 from culm.fleet.discovery.files import FileDiscovery
-from culm.fleet.names import STEM_CHARS_MAX, is_safe_stem
 from culm.fleet.provision import (
     PROVISION_VERSION,
     AnyKind,
@@ -42,7 +41,7 @@ from culm.fleet.provision import (
 from culm.fleet.transport.tls import ServerTls, check_listen_address
 from culm.fleet.worker.lifecycle import WorkerEndpoint, work
 from culm.fleet.worker.main import handle_signals, limit_shutdown, run_loop, set_up_log
-from culm.fleet.worker_server.base import ServeMany
+from culm.fleet.worker_server.connection import ServeMany
 from culm.ids import Ids
 from culm.model.choice import ChosenModel, ModelConfig, resolved
 from culm.model.local_servers import OFFLINE

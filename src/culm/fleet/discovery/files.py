@@ -14,9 +14,8 @@ from typing import Final
 import msgspec
 
 from culm.clock import Clock
-from culm.files import UnreadableFile, read_file, replace_file
+from culm.files import UnreadableFile, check_name, is_safe_name, read_file, replace_file
 from culm.fleet.discovery.base import LEASE_S, AgentRecord, is_live, is_over, is_wanted
-from culm.fleet.names import check_name, is_safe_name
 
 SUFFIX: Final = ".json"
 RECORD_BYTES_MAX: Final = 64 << 10

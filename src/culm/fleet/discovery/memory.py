@@ -1,8 +1,8 @@
 """In-memory discovery, for simulations and within one process."""
 
 from culm.clock import Clock
+from culm.files import check_name
 from culm.fleet.discovery.base import AgentRecord, is_live, is_over, is_wanted
-from culm.fleet.names import check_name
 
 
 class MemoryDiscovery:

@@ -19,26 +19,23 @@ from culm.clock import Clock, pause
 from culm.errors import InvalidRequest, LimitExceeded, NotBuilt, ShuttingDown
 from culm.fleet.executor import CANCELLED, failed
 from culm.fleet.host.base import Launcher, LaunchFailed, NotReady, Worker
-from culm.fleet.host.callbacks import HostCallbacks
+from culm.fleet.host.caller import HostCallbacks, RunControl
 from culm.fleet.host.pool import (
     IDLE_MARGIN_S,
     ParkedWorker,
     PoolBounds,
     PoolDecision,
+    WorkerRoster,
     check_out,
     fingerprint,
     park,
     sweep,
 )
 from culm.fleet.host.remote import ConnectLauncher
-from culm.fleet.host.roster import WorkerRoster
-from culm.fleet.host.run_control import RunControl
 from culm.fleet.host.run_driver import (
     FIRST_FRAME_S,
-    HostSettings,
     RunResult,
     drive,
-    host_settings_of,
 )
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import (
@@ -46,7 +43,9 @@ from culm.fleet.provision import (
     Provision,
     RemotePlacement,
     SchedulablePlacement,
+    WorkerLimits,
     check_provision,
+    limits_of,
 )
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.logs import redact
@@ -76,7 +75,7 @@ class _Job:
     spec: RunSpec
     callbacks: HostCallbacks
     controls: RunControl
-    settings: HostSettings
+    limits: WorkerLimits
     key: str = ""  # The fingerprint a pooled worker must have; empty for a remote worker.
     idle_s: float = 0.0  # How long its worker may stay idle afterwards.
     # Its task is canceled once, by one of the two: a second cancel would interrupt the cleanup of
@@ -158,22 +157,23 @@ class Fleet:
             check_provision(provision)
         except BadProvision as exc:
             raise InvalidRequest(str(exc)) from exc
-        settings = host_settings_of(provision)
-        if settings.depth > settings.depth_max:
-            raise LimitExceeded("levels of agents", settings.depth_max)
+        limits = limits_of(provision)
+        if limits.depth > limits.depth_max:
+            raise LimitExceeded("levels of agents", limits.depth_max)
         if len(self._runs) >= self._bounds.runs_max + self._bounds.waiting_max:
             raise LimitExceeded("runs that wait for a worker", self._bounds.waiting_max)
         if isinstance(provision.placement, RemotePlacement):
-            return _Job(provision, self._remote, spec, callbacks, controls, settings)
+            return _Job(provision, self._remote, spec, callbacks, controls, limits)
         idle_s = self._bounds.pool.idle_s
         if provision.limits.idle_timeout_secs is not None:
             idle_s = min(idle_s, provision.limits.idle_timeout_secs)
         # A worker stays idle longer than its host allows, so that it is not gone when it is needed.
         # In whole seconds, because other workers count in seconds.
-        limits = replace(provision.limits, idle_timeout_secs=math.ceil(idle_s + IDLE_MARGIN_S))
-        local = replace(provision, reusable=True, limits=limits)
+        waits_s = math.ceil(idle_s + IDLE_MARGIN_S)
+        given = replace(provision.limits, idle_timeout_secs=waits_s)
+        local = replace(provision, reusable=True, limits=given)
         key = fingerprint(local)
-        return _Job(local, self._launcher, spec, callbacks, controls, settings, key, idle_s)
+        return _Job(local, self._launcher, spec, callbacks, controls, limits, key, idle_s)
 
     # --- one run
 
@@ -225,7 +225,7 @@ class Fleet:
                 job.callbacks,
                 job.controls,
                 self._clock,
-                settings=job.settings,
+                limits=job.limits,
                 first_frame_s=self._bounds.first_frame_s,
             )
             is_clean = driven.outcome.status == "completed" and not job.controls.is_cancelled

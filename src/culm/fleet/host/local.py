@@ -1,29 +1,49 @@
-"""Local workers: forked from the zygote, or spawned where there is none.
+"""Local workers: forked from the zygote, spawned where there is none, or other programs.
 
-Owns the zygote and every worker that was launched. The fleet assigns the runs.
+A launcher owns every worker that it launched, and the zygote. The fleet assigns the runs. Workers
+that a crashed server left behind are ended first: a worker ends by itself when its owner is gone,
+so these hung or were stopped.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from culm.clock import Clock
+from culm.clock import Clock, pause
+from culm.fleet.discovery.base import AgentRecord, Discovery, is_live, is_running
 from culm.fleet.discovery.files import FileDiscovery
 from culm.fleet.host.base import LaunchFailed
-from culm.fleet.host.control_socket import ControlSocket
-from culm.fleet.host.leftovers import end_leftover_workers
-from culm.fleet.host.local_worker import LocalWorker
-from culm.fleet.host.provision_file import WORKER, ZYGOTE, make_stamp, python_argv, stamped
-from culm.fleet.host.startup import LAUNCH_S, WorkerStartup, open_startup
-from culm.fleet.host.worker_process import ForkedProcess
+from culm.fleet.host.local_worker import ControlSocket, ForkedProcess, LocalWorker
+from culm.fleet.host.startup import (
+    LAUNCH_S,
+    WORKER,
+    ZYGOTE,
+    WorkerStartup,
+    make_stamp,
+    open_startup,
+    python_argv,
+    stamped,
+)
 from culm.fleet.host.zygote_client import ZygoteClient, start_zygote
-from culm.fleet.provision import Provision
+from culm.fleet.provision import Provision, storage_beside
 from culm.processes.base import Processes, ProcessStartFailed
+from culm.processes.linux import (
+    descendants_of,
+    end_one,
+    find_stat,
+    is_alive,
+    now_s,
+    read_table,
+    read_world_id,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +56,9 @@ ZYGOTES_MAX: Final = 2  # Zygotes tried for one worker.
 # A zygote without error output was killed, perhaps with its supervisor: try again.
 FAILURES_MAX: Final = 3
 REST_S: Final = 60.0  # Time without a zygote after one could not start.
+POLL_S: Final = 0.02  # Interval at which the record of another program is looked up.
+END_BOUND_S: Final = 3.0  # For a worker that was left behind.
+_PAUSE_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,63 +73,95 @@ class LaunchSettings:
     fork_s: float = FORK_S
 
 
-class LocalLauncher:
-    """Implements `Launcher`. Created by `open_local_launcher`."""
+class _ProcessLauncher(ABC):
+    """The part of a `Launcher` that is the same for all worker processes on this machine."""
+
+    _control_fd: int | None = None  # The descriptor of a worker's control socket, if it has one.
 
     def __init__(
-        self, processes: Processes, clock: Clock, tasks: asyncio.TaskGroup, settings: LaunchSettings
+        self, processes: Processes, clock: Clock, tasks: asyncio.TaskGroup, launch_s: float
     ) -> None:
         self._processes = processes
         self._clock = clock
         self._tasks = tasks
+        self._launch_s = launch_s
+        self._workers: set[LocalWorker] = set()
+
+    async def launch(self, provision: Provision) -> LocalWorker:
+        given = stamped(provision, make_stamp(self._clock.now_s()), self._control_fd)
+        discovery = FileDiscovery(Path(given.fabric_dir), self._clock)
+        self._workers = {worker for worker in self._workers if not worker.is_ended}
+        async with open_startup(given, discovery, self._launch_s) as startup:
+            self._workers.add(startup.worker)
+            await self._start(startup, discovery)
+            return startup.worker
+
+    @abstractmethod
+    async def _start(self, startup: WorkerStartup, discovery: Discovery) -> None:
+        """Start the process and wait until the worker is ready; raises `LaunchFailed`."""
+        ...
+
+    async def _spawn(self, startup: WorkerStartup, argv: Sequence[str], passed: list[int]) -> None:
+        started = await startup.start(self._processes, argv, passed)
+        self._tasks.create_task(started.watch(), name=f"worker {startup.worker.id}")
+
+    async def close(self) -> None:
+        """End every worker."""
+        async with asyncio.TaskGroup() as group:
+            for worker in self._workers:
+                group.create_task(worker.kill(), name=f"end {worker.id}")
+
+
+class LocalLauncher(_ProcessLauncher):
+    """Implements `Launcher`. Created by `open_local_launcher`."""
+
+    _control_fd = CONTROL
+
+    def __init__(
+        self, processes: Processes, clock: Clock, tasks: asyncio.TaskGroup, settings: LaunchSettings
+    ) -> None:
+        super().__init__(processes, clock, tasks, settings.launch_s)
         self._settings = settings
         self._zygote: ZygoteClient | None = None
         self._zygote_turn = asyncio.Lock()
         self._failures = 0  # Consecutive failures of zygotes to start.
         self._resting_until_s = 0.0
         self._forks = asyncio.Semaphore(FORKS_MAX)
-        self._workers: set[LocalWorker] = set()
         self._asking: set[LocalWorker] = set()  # Waiting for a channel to the supervisor.
         self._is_closing = False
 
     def warm_nowait(self) -> None:
         """Have a zygote ready, because a worker will be needed soon."""
         if not self._is_closing:
-            self._tasks.create_task(self._warm(), name="zygote")
-
-    async def launch(self, provision: Provision) -> LocalWorker:
-        owner = make_stamp(self._clock.now_s())
-        given = stamped(provision, owner, CONTROL)
-        discovery = FileDiscovery(Path(given.fabric_dir), self._clock)
-        self._forget_ended()
-        async with open_startup(given, discovery, self._settings.launch_s) as startup:
-            self._workers.add(startup.worker)
-            await self._start(startup)
-            await startup.ready()
-            return startup.worker
+            self._tasks.create_task(self._get_zygote(), name="zygote")
 
     async def close(self) -> None:
         """End every worker, and the zygote."""
         self._is_closing = True
-        async with asyncio.TaskGroup() as group:
-            for worker in self._workers:
-                group.create_task(worker.kill(), name=f"end {worker.id}")
+        await super().close()
         async with self._zygote_turn:
             if self._zygote is not None:
                 await self._zygote.close()
                 self._zygote = None
 
-    def _forget_ended(self) -> None:
-        self._workers = {worker for worker in self._workers if not worker.is_ended}
+    async def _start(self, startup: WorkerStartup, discovery: Discovery) -> None:
+        if not await self._fork_by_zygote(startup):
+            if self._is_closing:
+                raise LaunchFailed("the server is stopping")
+            control = startup.begin(self._on_supervisor)
+            argv = python_argv(self._settings.worker, self._settings.path)
+            with control.theirs:
+                await self._spawn(startup, argv, [control.theirs.fileno()])
+        await startup.ready()
 
-    async def _start(self, startup: WorkerStartup) -> None:
+    async def _fork_by_zygote(self, startup: WorkerStartup) -> bool:
         for _ in range(ZYGOTES_MAX):
             zygote = await self._get_zygote()
             if zygote is None:
-                break
+                return False
             if await self._fork(startup, zygote):
-                return
-        await self._spawn(startup)
+                return True
+        return False
 
     async def _fork(self, startup: WorkerStartup, zygote: ZygoteClient) -> bool:
         """Return True if there is a process now; if not, the zygote is lost."""
@@ -152,18 +207,9 @@ class LocalLauncher:
                 await startup.until(is_known)
         handle = control.take_handle()
         if handle is not None:
-            fork = ForkedProcess(control.pid, handle)
+            fork = ForkedProcess(control.pid, handle, startup.notify)
             zygote.expect(fork)
             startup.attach(fork)
-
-    async def _spawn(self, startup: WorkerStartup) -> None:
-        if self._is_closing:
-            raise LaunchFailed("the server is stopping")
-        control = startup.begin(self._on_supervisor)
-        argv = python_argv(self._settings.worker, self._settings.path)
-        with control.theirs:
-            started = await startup.start(self._processes, argv, [control.theirs.fileno()])
-        self._tasks.create_task(started.watch(), name=f"worker {startup.worker.id}")
 
     async def _get_zygote(self) -> ZygoteClient | None:
         """Return a zygote that is not known to be lost; None if there can be none."""
@@ -195,9 +241,6 @@ class LocalLauncher:
             self._resting_until_s = self._clock.now_s() + REST_S
             _log.error("the zygote did not start; workers are spawned meanwhile. %s", errors)
 
-    async def _warm(self) -> None:
-        await self._get_zygote()
-
     def _on_supervisor(self, worker: LocalWorker, control: ControlSocket) -> None:
         """A worker needs a channel to start a process. It asks once and waits for the answer."""
         if worker not in self._asking and not self._is_closing:
@@ -224,6 +267,54 @@ class LocalLauncher:
             self._asking.discard(worker)
 
 
+class ForeignLauncher(_ProcessLauncher):
+    """Implements `Launcher` for workers that are other programs.
+
+    They read a provision and publish themselves in discovery. They run under the supervisor, so
+    that they and all they start end with the server. Created by `open_foreign_launcher`.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        processes: Processes,
+        clock: Clock,
+        tasks: asyncio.TaskGroup,
+        launch_s: float,
+    ) -> None:
+        super().__init__(processes, clock, tasks, launch_s)
+        self._argv = argv
+
+    def warm_nowait(self) -> None:
+        self._processes.warm_nowait()
+
+    async def _start(self, startup: WorkerStartup, discovery: Discovery) -> None:
+        worker = startup.worker
+        # A record that an earlier worker with this id left must not be mistaken for this one's.
+        await asyncio.to_thread(discovery.withdraw, worker.id)
+        await self._spawn(startup, self._argv, [])
+        while True:
+            record = await asyncio.to_thread(discovery.resolve, worker.id)
+            if not worker.is_alive:
+                await startup.fail_ended()
+            assert worker.pid is not None
+            if record is not None and is_below(record.pid, worker.pid):
+                break
+            await pause(self._clock, POLL_S)
+        worker.endpoint = record.endpoint
+
+
+def is_below(pid: int, root: int) -> bool:
+    """Return True for that process and its descendants: a script may start the worker.
+
+    The token is sent to the endpoint in the record, so the record must be the worker's own. Without
+    /proc that is assumed.
+    """
+    if pid == root or find_stat(root) is None:
+        return True
+    return any(stat.pid == pid for stat in descendants_of(root, read_table()))
+
+
 @asynccontextmanager
 async def open_local_launcher(
     processes: Processes, discovery_dir: Path, clock: Clock, settings: LaunchSettings | None = None
@@ -244,3 +335,63 @@ async def open_local_launcher(
 def _prepare(discovery_dir: Path, clock: Clock) -> None:
     discovery_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     end_leftover_workers(discovery_dir, clock)
+
+
+@asynccontextmanager
+async def open_foreign_launcher(
+    argv: Sequence[str], processes: Processes, clock: Clock, launch_s: float = LAUNCH_S
+) -> AsyncGenerator[ForeignLauncher]:
+    """At the end of the block no worker is left."""
+    async with asyncio.TaskGroup() as tasks:
+        launcher = ForeignLauncher(argv, processes, clock, tasks, launch_s)
+        try:
+            yield launcher
+        finally:
+            await launcher.close()
+
+
+# --- workers that a crashed server left
+
+
+def end_leftover_workers(discovery_dir: Path, clock: Clock) -> None:
+    """End the workers whose owner is gone, and verify it. Blocks if there are any.
+
+    A worker whose owner lives, or that was started manually, is not touched.
+    """
+    discovery = FileDiscovery(discovery_dir, clock)
+    world, now = read_world_id(), clock.now_s()
+    left = [record for record in discovery.records() if is_leftover(record, world, now)]
+    for record in left:
+        if _end(record):
+            _log.warning("ended worker %s, left by a crash", record.agent_id)
+        with suppress(OSError):
+            discovery.withdraw(record.agent_id)
+        # The ids of records are safe names: discovery reads no others.
+        shutil.rmtree(storage_beside(discovery_dir, record.agent_id), ignore_errors=True)
+
+
+def is_leftover(record: AgentRecord, world: str, now_s: float) -> bool:
+    """Return True if a worker of ours has no owner or no process any more.
+
+    For one on another machine or in another container, only the lease is known.
+    """
+    placed = record.culm
+    if placed is None or not world:
+        return False
+    if placed.world != world:
+        return not is_live(record, now_s)
+    if not is_running(record):
+        return True
+    return placed.owner is not None and not is_alive(placed.owner.pid, placed.owner.start_ticks)
+
+
+def _end(record: AgentRecord) -> bool:
+    """Kill it and wait until it is gone; return True if it was alive."""
+    if record.culm is None or not is_running(record):
+        return False
+    if not end_one(record.pid, record.culm.start_ticks):
+        return False
+    until_s = now_s() + END_BOUND_S
+    while is_running(record) and now_s() < until_s:
+        time.sleep(_PAUSE_S)
+    return True

@@ -1,11 +1,15 @@
-"""Decisions about idle workers: which is reused, which stays, which must go.
+"""The workers of a fleet, from their launch until they are verified gone.
 
-Pure: functions of the idle workers and the time; the caller ends those that must go. Idle workers
-are ordered by the time they were parked, the oldest first. A worker may be reused for another child
-if both would have been provisioned alike, which their fingerprints show.
+`WorkerRoster` owns all workers and their endings; `dispatch.py` assigns the runs. Decisions about
+idle ones (which is reused, which stays, which must go) are pure functions of the time and of the
+idle workers, ordered by the time they were parked. A worker may be reused for another child if both
+would have been provisioned alike, which their fingerprints show.
 """
 
+import asyncio
 import hashlib
+import itertools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
@@ -13,11 +17,17 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from culm.files import STEM_CHARS_MAX
+from culm.fleet.host.base import Launcher, Worker
 from culm.fleet.provision import Provision
+
+_log = logging.getLogger(__name__)
 
 IDLE_S: Final = 300.0
 # A worker itself waits this much longer: the host sweeps, and so retires it, before that.
 IDLE_MARGIN_S: Final = 60.0
+KILL_S: Final = 10.0  # A kill has its own bound, well below this.
+NAME_CHARS_MAX: Final = STEM_CHARS_MAX - 10  # For a name that gets a number appended.
 # Object keys are sorted, because their order has no meaning.
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -116,3 +126,79 @@ def fingerprint(provision: Provision) -> str:
 
 def _sorted(names: list[str] | None) -> list[str] | None:
     return None if names is None else sorted(set(names))
+
+
+class WorkerRoster:
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        self._names: set[str] = set()  # Including those that are being launched.
+        self._workers: dict[Worker, str] = {}
+        self._endings: dict[Worker, asyncio.Task[None]] = {}
+        self._stuck: set[Worker] = set()  # Workers that could not be ended.
+
+    @property
+    def workers(self) -> list[Worker]:
+        return list(self._workers)
+
+    async def launch(self, launcher: Launcher, provision: Provision) -> Worker:
+        """Raises `LaunchFailed`, `BadProvision`. Canceling it leaves nothing behind."""
+        name = self._free_name(provision.identity.child_id)
+        self._names.add(name)
+        worker: Worker | None = None
+        try:
+            identity = replace(provision.identity, child_id=name)
+            worker = await launcher.launch(replace(provision, identity=identity))
+            self._workers[worker] = name
+            return worker
+        finally:
+            if worker is None:
+                self._names.discard(name)
+
+    async def end(self, worker: Worker) -> None:
+        """Wait until it is gone or cannot be ended. It is ended even if the wait is canceled."""
+        ending = self.end_nowait(worker)
+        if ending is not None:
+            await asyncio.wait({ending})
+
+    def end_nowait(self, worker: Worker) -> asyncio.Task[None] | None:
+        """Begin to end it; None if it is already gone."""
+        if worker not in self._workers:
+            return None
+        ending = self._endings.get(worker)
+        if ending is None:
+            ending = self._tasks.create_task(self._end(worker), name=f"end of worker {worker.id}")
+            self._endings[worker] = ending
+        return ending
+
+    def end_stuck_nowait(self) -> None:
+        """Retry the workers that could not be ended."""
+        for worker in tuple(self._stuck):
+            self.end_nowait(worker)
+
+    async def end_all(self) -> None:
+        endings = {ending for worker in self.workers if (ending := self.end_nowait(worker))}
+        if endings:
+            await asyncio.wait(endings, timeout=KILL_S)
+
+    async def _end(self, worker: Worker) -> None:
+        try:
+            async with asyncio.timeout(KILL_S):
+                await worker.kill()
+        except Exception:  # boundary: the others go on, and the next sweep retries
+            _log.exception("worker %s could not be ended", worker.id)
+            self._stuck.add(worker)
+        else:
+            self._stuck.discard(worker)
+            self._names.discard(self._workers.pop(worker))
+        finally:
+            self._endings.pop(worker, None)
+
+    def _free_name(self, wanted: str) -> str:
+        """Find a name that no living worker has, because record and storage are named after it.
+
+        A worker keeps its name when it works for another child, and a child may return.
+        """
+        if wanted not in self._names:
+            return wanted
+        numbered = (f"{wanted[:NAME_CHARS_MAX]}-{n}" for n in itertools.count(2))
+        return next(name for name in numbered if name not in self._names)

@@ -7,7 +7,7 @@ defines the meaning of a frame; `dispatch.py` picks the worker and decides its f
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -25,8 +25,14 @@ from culm.fleet.executor import (
     failed,
     limit_error,
 )
-from culm.fleet.host.callbacks import DenyAll, HostCallbacks, WorkerAsk, parse_ask
-from culm.fleet.host.run_control import STEERS_MAX, RunControl
+from culm.fleet.host.caller import (
+    STEERS_MAX,
+    DenyAll,
+    HostCallbacks,
+    RunControl,
+    WorkerAsk,
+    parse_ask,
+)
 from culm.fleet.protocol.frames import (
     MESSAGE_BYTES_MAX,
     BadFrame,
@@ -45,7 +51,7 @@ from culm.fleet.protocol.host import (
     SendNow,
     WorkerRunEnded,
 )
-from culm.fleet.provision import DEPTH_MAX, SECONDS_MAX, Provision
+from culm.fleet.provision import NO_LIMITS, SECONDS_MAX, WorkerLimits
 from culm.fleet.transport.base import Link, LinkLost
 from culm.wire.codec import Json, clean, encode
 
@@ -60,34 +66,6 @@ OUTBOX_MAX: Final = 256  # Answers that wait to be sent; twice as many as can be
 RESULT_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (64 << 10)  # For a host call: it is sent in a frame.
 DEADLINE_MAX_S: Final = 86_400.0  # An ask with a later deadline waits until its run ends.
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class HostSettings:
-    """The host's limits for one worker."""
-
-    host_calls: bool = False
-    depth: int = 1  # The worker's depth in its tree ...
-    depth_max: int = DEPTH_MAX  # ... where an agent at this depth starts no others.
-    run_s: float | None = None  # Limit for a run. The worker enforces it, or is given up.
-
-    def refusal_of(self, args: Mapping[str, Json]) -> str | None:
-        """Return the reason to refuse a host call without asking anyone, if any."""
-        if args.get("op") == "agent" and self.depth >= self.depth_max:
-            return f"an agent at depth {self.depth} may not start others: the limit is reached"
-        return None
-
-
-DEFAULT_HOST_SETTINGS: Final = HostSettings()
-
-
-def host_settings_of(provision: Provision) -> HostSettings:
-    return HostSettings(
-        host_calls=provision.culm.host_calls,
-        depth=provision.identity.depth,
-        depth_max=provision.capabilities.depth_max,
-        run_s=provision.limits.run_timeout_secs,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +86,7 @@ async def drive(
     controls: RunControl,
     clock: Clock,
     *,
-    settings: HostSettings = DEFAULT_HOST_SETTINGS,
+    limits: WorkerLimits = NO_LIMITS,
     first_frame_s: float = FIRST_FRAME_S,
 ) -> RunResult:
     """Execute a run on a worker, over a link that carries no other run.
@@ -118,8 +96,8 @@ async def drive(
     `on_event`, and `Rejected` if the run cannot be encoded. The caller closes the link.
     """
     frame = _encode_run(spec)
-    machine = HostMachine(spec, host_calls=settings.host_calls)
-    return await _Driving(link, machine, callbacks, controls, clock, settings).run(
+    machine = HostMachine(spec, host_calls=limits.host_calls)
+    return await _Driving(link, machine, callbacks, controls, clock, limits).run(
         frame, first_frame_s
     )
 
@@ -173,14 +151,14 @@ class _Driving:
         callbacks: HostCallbacks,
         controls: RunControl,
         clock: Clock,
-        settings: HostSettings,
+        limits: WorkerLimits,
     ) -> None:
         self._link = link
         self._machine = machine
         self._callbacks = callbacks
         self._controls = controls
         self._clock = clock
-        self._settings = settings
+        self._limits = limits
         self._tasks = asyncio.TaskGroup()
         task = asyncio.current_task()
         assert task is not None, "a run is driven in a task"
@@ -208,7 +186,7 @@ class _Driving:
         outcome = CANCELLED
         async with self._tasks:
             try:
-                self._limit(self._settings.run_s)
+                self._limit(self._limits.run_s)
                 self._controls.watch(self._on_change)
                 self._on_change()
                 outcome = await self._exchange(frame, first_frame_s)
@@ -275,7 +253,7 @@ class _Driving:
         """Handle a frame; return the outcome if it was the end."""
         if not self._has_begun:
             self._has_begun = True
-            self._controls.begin()
+            self._controls.has_begun = True
             if self._timer is not None and not self._is_stopping and not self._cannot_send:
                 self._timer.cancel()
         try:
@@ -343,7 +321,7 @@ class _Driving:
             self._expire(CANCELLED)
             return
         self._arm(CANCEL_S, CANCELLED)
-        for frame in self._machine.cancel():
+        if (frame := self._machine.cancel()) is not None:
             self._outbox.appendleft(encode_frame(frame))
         for task in self._open:
             task.cancel()
@@ -379,7 +357,7 @@ class _Driving:
         while (steer := self._controls.take_nowait()) is not None:
             if not self._has_begun:
                 self._sent.append(steer)
-            for frame in self._machine.steer(steer):
+            if (frame := self._machine.steer(steer)) is not None:
                 return encode_frame(frame)
         return None
 
@@ -392,10 +370,11 @@ class _Driving:
             self._begin(self._decide(asked.id, parse_ask(asked.body)), "ask of a worker")
 
     def _on_called(self, called: HostCalled) -> None:
-        why = "the run is being cancelled" if self._is_stopping else None
-        why = why or self._settings.refusal_of(called.args)
-        if why is not None:
-            self._reply(called.id, {"error": why})
+        if self._is_stopping:
+            self._reply(called.id, {"error": "the run is being cancelled"})
+        elif not self._limits.may_call(called.args):
+            why = f"an agent at depth {self._limits.depth} may not start others"
+            self._reply(called.id, {"error": f"{why}: the limit is reached"})
         else:
             self._begin(self._carry_out(called), "host call of a worker")
 
@@ -432,10 +411,10 @@ class _Driving:
         self._answer(ask_id, approved=approved, reason=reason)
 
     def _answer(self, ask_id: str, *, approved: bool, reason: str = "") -> None:
-        frames = self._machine.answer(ask_id, approved=approved, reason=reason)
-        if not frames:
+        frame = self._machine.answer(ask_id, approved=approved, reason=reason)
+        if frame is None:
             _log.info("an answer came too late and was not sent: %s", ask_id[:64])
-        for frame in frames:
+        else:
             self._queue_frame(frame)
 
     async def _carry_out(self, called: HostCalled) -> None:
@@ -454,5 +433,5 @@ class _Driving:
         self._reply(called.id, result)
 
     def _reply(self, call_id: str, result: Json) -> None:
-        for frame in self._machine.reply(call_id, result):
+        if (frame := self._machine.reply(call_id, result)) is not None:
             self._queue_frame(frame)

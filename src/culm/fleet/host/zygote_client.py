@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from culm.fleet.host.worker_process import ForkedProcess
+from culm.fleet.host.local_worker import ForkedProcess
 from culm.fleet.provision import keyless_env
 from culm.processes.base import ProcessOwner, ProcessRequest, WorkerSupervisor
 from culm.processes.packets import receive_or_end, send_with

@@ -105,7 +105,6 @@ class HostMachine:
         self._answered: deque[str] = deque(maxlen=ANSWERED_MAX)
         self._dropped: int | None = None  # By the worker's count.
         self._steers: dict[str, SteerMessage] = {}
-        self.began = False  # A frame arrived: the worker has begun and may have had an effect.
         self.outcome: Outcome | None = None
 
     @property
@@ -113,47 +112,39 @@ class HostMachine:
         """The messages that never reached the run, as far as it reported."""
         return tuple(self._steers.values())
 
-    def start(self) -> list[ParentFrame]:
-        return [self._spec]
+    def cancel(self) -> Cancel | None:
+        return None if self.outcome is not None else Cancel()
 
-    def cancel(self) -> list[ParentFrame]:
-        return [] if self.outcome is not None else [Cancel()]
-
-    def steer(self, steer: SteerMessage) -> list[ParentFrame]:
-        """Return no frames if the run is over or too many messages wait already."""
+    def steer(self, steer: SteerMessage) -> SteerFrame | None:
+        """Return None if the run is over or too many messages wait already."""
         if not self._host_calls:
-            return [] if self.outcome is not None else [SteerFrame(steer.text)]
+            return None if self.outcome is not None else SteerFrame(steer.text)
         if steer.id:
             self._steers[steer.id] = steer
         if self.outcome is not None or len(self._steers) > STEERS_MAX:
-            return []
-        return [SteerFrame(steer.text, steer.id)]
+            return None
+        return SteerFrame(steer.text, steer.id)
 
-    def answer(self, ask_id: str, *, approved: bool, reason: str = "") -> list[ParentFrame]:
-        """Answer an open ask; returns no frames if it has an answer or the run is over.
+    def answer(self, ask_id: str, *, approved: bool, reason: str = "") -> ApprovalReply | None:
+        """Answer an open ask; returns None if it has an answer or the run is over.
 
         A reason means that nobody made a decision.
         """
-        if ask_id not in self._asks:
-            return []
-        self._close(self._asks, ask_id)
-        return [ApprovalReply(ask_id, approved=True) if approved else self._refusal(ask_id, reason)]
+        if not self._close(self._asks, ask_id):
+            return None
+        return ApprovalReply(ask_id, approved=True) if approved else self._refusal(ask_id, reason)
 
     def _refusal(self, ask_id: str, reason: str) -> ApprovalReply:
         """Only our own worker gets a reason; others know only yes and no."""
         return ApprovalReply(ask_id, reason=(reason if self._host_calls else "") or UNSET)
 
-    def reply(self, call_id: str, result: Json) -> list[ParentFrame]:
-        if call_id not in self._calls:
-            return []
-        self._close(self._calls, call_id)
-        return [SubAgentReply(call_id, result)]
+    def reply(self, call_id: str, result: Json) -> SubAgentReply | None:
+        return SubAgentReply(call_id, result) if self._close(self._calls, call_id) else None
 
     def on_frame(self, frame: ChildFrame) -> list[Happening]:
         """Translate a frame; after the end, return nothing."""
         if self.outcome is not None:
             return []
-        self.began = True
         match frame:
             case EventFrame(event=event):
                 self._inspect_event(event)
@@ -241,9 +232,12 @@ class HostMachine:
             return False
         return True
 
-    def _close(self, waiting: dict[str, int], open_id: str) -> None:
-        del waiting[open_id]
+    def _close(self, waiting: dict[str, int], open_id: str) -> bool:
+        """Return False if no such request is open."""
+        if waiting.pop(open_id, None) is None:
+            return False
         self._answered.append(open_id)
+        return True
 
 
 def _object_in(payload: Raw) -> dict[str, Json]:

@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 
 from culm.fleet.executor import CANCELLED, Outcome, SteerMessage, failed
 from culm.fleet.protocol.frames import (
@@ -17,7 +17,6 @@ from culm.fleet.protocol.frames import (
     ApprovalReply,
     ApprovalRequest,
     Cancel,
-    ChildFrame,
     InitialInputRelease,
     OwnedTreeReply,
     ParentFrame,
@@ -94,9 +93,9 @@ class HostCallReplied:
 
 @dataclass(frozen=True, slots=True)
 class SendFrame:
-    """A terminal follows all events of its run; other frames may overtake events."""
+    """Send a terminal, which follows all events of its run."""
 
-    frame: ChildFrame
+    frame: TerminalFrame
 
 
 Effect = (
@@ -198,21 +197,20 @@ class WorkerMachine:
             active.received_ids.add(steer.id)
         return [SteerRun(active.run, steer)]
 
-    def on_ask(self, run: int, ask_id: str, body: Raw) -> list[Effect]:
-        """Return no effects, which is a refusal, if it is too late or too many are open."""
-        active = self._find_open(run)
-        if active is None or len(active.asks) >= OPEN_MAX:
-            return []
-        active.asks.add(ask_id)
-        return [SendFrame(ApprovalRequest(ask_id, body))]
+    def on_request(self, run: int, request: ApprovalRequest | SubAgentRequest) -> bool:
+        """Return True if it may be sent: not if it is too late, or if too many are open.
 
-    def on_call(self, run: int, call_id: str, tool_call_id: str, args: Raw) -> list[Effect]:
-        """Return no effects if the host takes no calls, if it is too late or too many are open."""
+        Calls are sent only to a host that takes them.
+        """
         active = self._find_open(run)
-        if not self._host_calls or active is None or len(active.calls) >= OPEN_MAX:
-            return []
-        active.calls.add(call_id)
-        return [SendFrame(SubAgentRequest(call_id, tool_call_id, args))]
+        if active is None:
+            return False
+        is_ask = isinstance(request, ApprovalRequest)
+        waiting = active.asks if is_ask else active.calls
+        if len(waiting) >= OPEN_MAX or not (is_ask or self._host_calls):
+            return False
+        waiting.add(request.id)
+        return True
 
     def on_withdrawn(self, run: int, open_id: str) -> None:
         """Forget a request whose requester stopped waiting; a later answer is ignored."""

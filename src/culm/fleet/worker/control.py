@@ -17,8 +17,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 from culm.clock import Clock
-from culm.ids import Ids
-from culm.processes.base import Processes, ProcessStartFailed
+from culm.processes.base import (
+    Processes,
+    ProcessStartFailed,
+)
 from culm.processes.client import missing_feature
 from culm.processes.direct import open_direct_processes
 from culm.processes.packets import receive_or_end, send
@@ -45,7 +47,7 @@ class WorkerControl:
         """Wait until the owner is gone."""
         await self._over.wait()
 
-    def open_processes(self, clock: Clock, ids: Ids) -> AbstractAsyncContextManager[Processes]:
+    def open_processes(self, clock: Clock) -> AbstractAsyncContextManager[Processes]:
         """Open processes under the owner's supervisor, requested when the first one starts."""
         if missing_feature() is not None:
             return open_direct_processes(clock)

@@ -6,44 +6,58 @@ record, and then ends its processes and removes its storage folder.
 """
 
 import asyncio
+import logging
 import os
 import shutil
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
-from culm.clock import Clock, LoopClock
-from culm.fleet.discovery.base import Discovery
+from culm import __version__
+from culm.clock import Clock, LoopClock, format_time, pause
+from culm.files import is_safe_name
+from culm.fleet.discovery.base import (
+    RENEW_S,
+    AgentRecord,
+    Discovery,
+    OwnerProcess,
+    ProcessPlace,
+    renewed,
+)
 from culm.fleet.discovery.files import FileDiscovery
-from culm.fleet.names import is_safe_name
 from culm.fleet.provision import (
     IDLE_S,
     SECONDS_MAX,
     BadProvision,
+    Identity,
     OwnerStamp,
     Provision,
+    limits_of,
     storage_of,
 )
 from culm.fleet.transport.tls import ServerTls
 from culm.fleet.transport.websocket import listen_websocket
 from culm.fleet.worker.control import WorkerControl, open_control
-from culm.fleet.worker.executors.base import WorkerServices, make_private
-from culm.fleet.worker.executors.registry import open_executor
-from culm.fleet.worker.lazy_processes import open_lazy_processes
-from culm.fleet.worker.registration import make_record, open_registration
-from culm.fleet.worker_server.base import Mode, ServeInTurn, ServeOnce, ServingSettings
-from culm.fleet.worker_server.modes import serve_on
+from culm.fleet.worker.executors.base import WorkerServices, open_executor
+from culm.fleet.worker_server.connection import Mode, ServeInTurn, ServeOnce, serve_on
+from culm.fleet.worker_server.run import ServingSettings
 from culm.ids import Ids
-from culm.processes.base import Processes
 from culm.processes.client import open_processes
-from culm.processes.linux import find_stat
+from culm.processes.linux import find_stat, read_world_id
+
+_log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.5  # The interval for watching an owner without a pidfd.
 STORAGE_KEPT_S: Final = 7 * 86_400.0  # How long the folder of a killed worker is kept.
 FOLDERS_MAX: Final = 10_000  # Inspected per cleanup.
+SETTLE_S: Final = 0.25  # A thread during the first connection would delay it by milliseconds.
+WITHDRAW_S: Final = 2.0  # A slower disk leaves a record behind, whose lease runs out.
+
+MakeRecord = Callable[[], AgentRecord]  # Called in a thread, when the record is first needed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +114,7 @@ async def _work(provision: Provision, stop: asyncio.Event, endpoint: WorkerEndpo
         await stack.enter_async_context(registration)
         if control is None:
             endpoint.on_ready(listener.endpoint)
-        settings = serving_settings_of(provision, clock, services.ids)
+        settings = ServingSettings(clock, services.ids, limits_of(provision))
         serving = serve_on(listener, executor, endpoint.mode or mode_of(provision), settings)
         gone = _until_owner_gone(control, provision.owner)
         await _until_first(serving, stop.wait(), gone, endpoint.on_leave)
@@ -122,16 +136,9 @@ async def _open_services(
 ) -> AsyncGenerator[WorkerServices]:
     clock, ids = LoopClock(), Ids()
     storage = storage_of(provision)
-
-    @asynccontextmanager
-    async def open_own() -> AsyncGenerator[Processes]:
-        await asyncio.to_thread(make_private, storage)
-        async with open_processes(storage, clock, ids) as processes:
-            yield processes
-
-    # The processes of an owner are opened lazily, too.
+    # The supervisor is started or requested with the first process: most workers start none.
     opening = (
-        open_lazy_processes(open_own) if control is None else control.open_processes(clock, ids)
+        open_processes(storage, clock, ids) if control is None else control.open_processes(clock)
     )
     try:
         async with opening as processes:
@@ -170,9 +177,6 @@ async def _until_first(
             task.cancel()
 
 
-# --- limits of the provision
-
-
 def mode_of(provision: Provision) -> Mode:
     if not provision.reusable:
         return ServeOnce()
@@ -180,16 +184,135 @@ def mode_of(provision: Provision) -> Mode:
     return ServeInTurn(IDLE_S if idle_s is None else min(idle_s, SECONDS_MAX))
 
 
-def serving_settings_of(provision: Provision, clock: Clock, ids: Ids) -> ServingSettings:
-    run_s = provision.limits.run_timeout_secs
-    return ServingSettings(
-        clock,
-        ids,
-        run_s=None if run_s is None else min(run_s, SECONDS_MAX),
-        host_calls=provision.culm.host_calls,
-        depth=provision.identity.depth,
-        depth_max=provision.capabilities.depth_max,
+# --- the record in discovery: registered, renewed while it serves, withdrawn at the end
+
+
+def make_record(
+    identity: Identity,
+    labels: Sequence[str],
+    endpoint: str,
+    owner: OwnerStamp | None,
+    now_s: float,
+) -> AgentRecord:
+    """Build the record of this process, which began to serve at `now_s`."""
+    return renewed(
+        AgentRecord(
+            agent_id=identity.child_id,
+            role=identity.role,
+            labels=[*labels],
+            endpoint=endpoint,
+            pid=os.getpid(),
+            version=__version__,
+            started_at=format_time(now_s),
+            lease_expires_at="",
+            culm=_process_place(owner),
+        ),
+        now_s,
     )
+
+
+def _process_place(owner: OwnerStamp | None) -> ProcessPlace | None:
+    """Identify this process; None on systems without process start times."""
+    own = find_stat(os.getpid())
+    return (
+        None if own is None else ProcessPlace(own.start_ticks, read_world_id(), _find_owner(owner))
+    )
+
+
+def _find_owner(stamp: OwnerStamp | None) -> OwnerProcess | None:
+    if stamp is None:
+        return None
+    if isinstance(stamp.process_start_id, int):
+        return OwnerProcess(stamp.process_id, stamp.process_start_id)
+    stat = find_stat(stamp.process_id)
+    return None if stat is None else OwnerProcess(stat.pid, stat.start_ticks)
+
+
+class _Registration:
+    """A worker's record in discovery, written in one thread at a time.
+
+    Disk I/O never blocks the loop. If a slow disk is still writing when the worker leaves, the
+    withdrawal comes after that.
+    """
+
+    def __init__(self, discovery: Discovery, make: MakeRecord) -> None:
+        self._discovery = discovery
+        self._make = make
+        self._record: AgentRecord | None = None
+        self._lock = threading.Lock()
+        self._is_begun = False  # A write was requested, whether or not its thread has started.
+        self._is_over = False
+
+    async def publish(self, now_s: float) -> None:
+        """Write or renew the record; after a cancel it may still be written. Raises OSError."""
+        self._is_begun = True
+        await asyncio.to_thread(self._publish, now_s)
+
+    async def withdraw(self) -> None:
+        """Remove the record and write nothing afterwards. Raises OSError."""
+        if self._is_begun:
+            await asyncio.to_thread(self._withdraw)
+
+    def _publish(self, now_s: float) -> None:
+        with self._lock:
+            if not self._is_over:
+                self._record = self._record or self._make()
+                self._discovery.publish(renewed(self._record, now_s))
+
+    def _withdraw(self) -> None:
+        with self._lock:
+            self._is_over = True
+            if (own := self._record) is None:
+                return
+            found = self._discovery.resolve(own.agent_id)
+            # A new worker with the same id keeps its record.
+            if found is None or found.pid == own.pid:
+                self._discovery.withdraw(own.agent_id)
+
+
+@asynccontextmanager
+async def open_registration(
+    discovery: Discovery, make: MakeRecord, clock: Clock, *, at_once: bool
+) -> AsyncGenerator[None]:
+    """Be registered in discovery until the block ends.
+
+    With `at_once` the record is written before the block begins, which may raise OSError. Otherwise
+    it is written a moment later: the host does not need it and has work for us first.
+    """
+    registration = _Registration(discovery, make)
+    try:
+        if at_once:
+            await registration.publish(clock.now_s())
+        async with asyncio.TaskGroup() as group:
+            renewing = _renew(registration, clock, at_once=at_once)
+            task = group.create_task(renewing, name="registration")
+            try:
+                yield
+            finally:
+                task.cancel()
+    finally:
+        await _withdraw(registration)
+
+
+async def _renew(registration: _Registration, clock: Clock, *, at_once: bool) -> None:
+    await pause(clock, RENEW_S if at_once else SETTLE_S)
+    while True:
+        try:
+            await registration.publish(clock.now_s())
+        except OSError as exc:
+            # The host may still know the worker by its socket; the next attempt may succeed.
+            _log.warning("cannot write the record: %s", exc.strerror)
+        await pause(clock, RENEW_S)
+
+
+async def _withdraw(registration: _Registration) -> None:
+    try:
+        async with asyncio.timeout(WITHDRAW_S):
+            await registration.withdraw()
+    except TimeoutError:
+        _log.warning("cannot withdraw the record within %g s", WITHDRAW_S)
+    except OSError as exc:
+        _log.warning("cannot withdraw the record: %s", exc.strerror)
 
 
 # --- the owner process, which a worker must not outlive

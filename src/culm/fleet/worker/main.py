@@ -1,4 +1,4 @@
-"""The worker process: its standard input and stderr, its signals and its exit status.
+"""The worker process: its standard input and stderr, its signals, its exit status and its warm-up.
 
 `culm worker` and every fork of the zygote call `run_worker`. Serving belongs to `lifecycle.py`.
 """
@@ -6,22 +6,31 @@
 import asyncio
 import logging
 import os
+import secrets
 import signal
+import socket
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Final
 
 from culm.errors import AppError
+from culm.fleet.protocol.frames import RunSpec, encode_frame
 from culm.fleet.provision import (
     PROVISION_BYTES_MAX,
+    PROVISION_VERSION,
     BadProvision,
+    CulmExtension,
+    EchoKind,
+    Identity,
     Provision,
+    Secrets,
     parse_provision,
 )
-from culm.fleet.worker.executors import registry
+from culm.fleet.transport.tls import bearer
+from culm.fleet.worker.executors.base import preload_executors
 from culm.fleet.worker.lifecycle import WorkerEndpoint, work
-from culm.fleet.worker_server.base import ConnectTimeout
+from culm.fleet.worker_server.connection import ConnectTimeout
 from culm.logs import redact
 
 NAME: Final = "culm worker"
@@ -30,6 +39,16 @@ EXIT_REFUSED: Final = 2  # The provision was refused.
 # Time for a run that does not end and for the processes it started; then the worker is killed.
 LEAVE_S: Final = 15
 _READ_BYTES: Final = 1 << 20
+ROUNDS: Final = 10  # The interpreter specializes code after eight runs.
+BOUND_S: Final = 10.0
+_TOKEN: Final = secrets.token_hex(16)  # Needed because the worker listens for a moment.
+_NOWHERE: Final = "/nowhere"  # Never written: the rehearsal ends before it would register.
+# A minimal client: workers are never clients, so the code of a real one should not be loaded.
+_UPGRADE: Final = (
+    "GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+    f"Authorization: {bearer(_TOKEN)}\r\n\r\n"
+).encode()
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +80,7 @@ def run_worker(stdin_fd: int = 0, *, no_auth: bool = False) -> int:
 def preload() -> None:
     """Do everything that can be done before a process is forked for a worker."""
     set_up_log(NAME)
-    registry.preload()
+    preload_executors()
     _new_loop().close()
 
 
@@ -152,3 +171,60 @@ def _report(reason: str, status: int) -> int:
     with suppress(OSError):  # The reader may be gone; the status remains.
         os.write(2, line.encode(errors="replace"))
     return status
+
+
+# --- the warm-up
+
+
+def warm_up(rounds: int = ROUNDS) -> None:
+    """Run whole worker lifecycles in this process, before it becomes a worker.
+
+    In the zygote this initializes everything lazy once for all forks, and lets the interpreter
+    specialize the startup code, in memory pages that stay shared. In a preforked worker it copies
+    the pages that a worker writes to before a host waits for them. Leaves no threads or sockets;
+    raises if a worker cannot work here.
+    """
+    for _ in range(rounds):
+        run_loop(_rehearse)
+
+
+async def _rehearse(stop: asyncio.Event) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    provision = Provision(
+        PROVISION_VERSION,
+        Identity("rehearsal"),
+        EchoKind(),
+        _NOWHERE,
+        storage_dir=_NOWHERE,
+        secrets=Secrets(worker_auth_token=_TOKEN),
+        reusable=True,
+        culm=CulmExtension(control_fd=theirs.detach()),
+    )
+    with ours:
+        ours.settimeout(0)
+        async with asyncio.timeout(BOUND_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(work(provision, stop), name="worker")
+            ready = await asyncio.get_running_loop().sock_recv(ours, _READ_BYTES)
+            await _carry_out(int(ready.rpartition(b":")[2]))
+            stop.set()
+
+
+async def _carry_out(port: int) -> None:
+    # On loopback the kernel connects at once; the loop itself would use a thread.
+    sock = socket.create_connection(("127.0.0.1", port), BOUND_S)
+    reader, writer = await asyncio.open_connection(sock=sock)
+    try:
+        writer.write(_UPGRADE)
+        await reader.readuntil(b"\r\n\r\n")
+        spec = encode_frame(RunSpec("once more"))
+        # One text message, with a mask of zeros.
+        writer.write(bytes((0x81, 0x80 | len(spec), 0, 0, 0, 0)) + spec)
+        received = b""
+        while b'"terminal"' not in received:
+            part = await reader.read(_READ_BYTES)
+            if not part:
+                raise ConnectionError("a rehearsal ended before its terminal frame")
+            received += part
+    finally:
+        writer.close()
+        await writer.wait_closed()

@@ -48,11 +48,10 @@ class ForkTask:
 def preload() -> ForkTask:
     """Import and exercise everything a worker needs. Leaves no threads."""
     from culm.fleet.worker import main
-    from culm.fleet.worker.warmup import warm_up
 
     main.preload()
-    warm_up()
-    return ForkTask(main.run_worker, lambda: warm_up(1))
+    main.warm_up()
+    return ForkTask(main.run_worker, lambda: main.warm_up(1))
 
 
 class _Prefork:

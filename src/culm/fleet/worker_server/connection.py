@@ -1,25 +1,24 @@
-"""One connection of a worker: receives frames, executes runs, sends frames.
+"""The connections of a worker: one, one after the other, or many at once.
 
-Carries out the effects of `protocol/worker.py`. One task reads and one writes; a run has one task
-for its executor, and one that awaits it and reports the outcome.
+A connection receives frames, executes runs and sends frames, and carries out the effects of
+`protocol/worker.py`. One task reads and one writes; a run has one task for its executor, and one
+that awaits it and reports the outcome.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, assert_never
 
-from msgspec import Raw
-
-from culm.clock import Timer
+from culm.clock import Clock, Timer, time_limit
 from culm.fleet.executor import Executor, failed, limit_error
 from culm.fleet.protocol.frames import (
     MESSAGE_BYTES_MAX,
     BadFrame,
     Cancel,
-    ChildFrame,
     RunSpec,
     TerminalFrame,
     encode_frame,
@@ -38,11 +37,10 @@ from culm.fleet.protocol.worker import (
     SteerRun,
     WorkerMachine,
 )
-from culm.fleet.transport.base import Link, LinkLost
-from culm.fleet.worker_server.base import ServingSettings
-from culm.fleet.worker_server.outbox import FrameOutbox
-from culm.fleet.worker_server.run import WorkerRun
-from culm.wire.codec import encodable
+from culm.fleet.provision import ACCEPT_S, IDLE_S
+from culm.fleet.transport.base import Link, LinkListener, LinkLost
+from culm.fleet.worker_server.outbox import FrameOutbox, encode_safely
+from culm.fleet.worker_server.run import ServingSettings, WorkerRun
 
 log = logging.getLogger(__name__)
 
@@ -52,17 +50,98 @@ IGNORED_A_LINE: Final = 1000  # Limits the log of a peer that sends only garbage
 OWED_MAX: Final = 256  # No regular host sends this many runs at once, each superseding the last.
 
 
-async def serve_connection(link: Link, executor: Executor, settings: ServingSettings) -> None:
-    """Serve until the peer and its run are gone; a cancel ends both at once."""
-    await WorkerConnection(link, executor, settings).serve()
+@dataclass(frozen=True, slots=True)
+class ServeOnce:
+    """Serve one connection. None in time is an error; `accept_s=None` waits forever."""
+
+    accept_s: float | None = ACCEPT_S
+
+
+@dataclass(frozen=True, slots=True)
+class ServeInTurn:
+    """Serve one connection after the other; end when none comes for `idle_s`."""
+
+    idle_s: float = IDLE_S
+
+
+@dataclass(frozen=True, slots=True)
+class ServeMany:
+    """Serve many independent connections at once, until canceled."""
+
+    connections_max: int = 512
+
+
+Mode = ServeOnce | ServeInTurn | ServeMany
+
+
+class ConnectTimeout(Exception):
+    """No connection was made in time."""
+
+
+async def serve_on(
+    listener: LinkListener, executor: Executor, mode: Mode, settings: ServingSettings
+) -> None:
+    """Serve connections until the mode ends; raises `ConnectTimeout`."""
+    match mode:
+        case ServeOnce(accept_s=accept_s):
+            try:
+                link = await _accept(listener, settings.clock, accept_s)
+            except TimeoutError as exc:
+                raise ConnectTimeout(f"no host connected within {accept_s:g} s") from exc
+            await _serve(link, executor, settings)
+        case ServeInTurn(idle_s=idle_s):
+            while True:
+                try:
+                    link = await _accept(listener, settings.clock, idle_s)
+                except TimeoutError:
+                    return
+                await _serve(link, executor, settings)
+        case ServeMany(connections_max=connections_max):
+            await _serve_many(listener, executor, settings, connections_max)
+        case _:
+            assert_never(mode)
+
+
+async def _serve_many(
+    listener: LinkListener, executor: Executor, settings: ServingSettings, connections_max: int
+) -> None:
+    slots = asyncio.Semaphore(connections_max)
+
+    async def serve(link: Link) -> None:
+        try:
+            await _serve(link, executor, settings)
+        finally:
+            slots.release()
+
+    async with asyncio.TaskGroup() as group:
+        while True:
+            await slots.acquire()
+            group.create_task(serve(await listener.accept()), name="fleet connection")
+
+
+async def _serve(link: Link, executor: Executor, settings: ServingSettings) -> None:
+    try:
+        await WorkerConnection(link, executor, settings).serve()
+    except Exception:  # boundary: a failure ends only this connection
+        log.exception("a connection failed")
+
+
+async def _accept(listener: LinkListener, clock: Clock, within_s: float | None) -> Link:
+    """Raises TimeoutError."""
+    if within_s is None:
+        return await listener.accept()
+    async with time_limit(clock, within_s):
+        return await listener.accept()
 
 
 class WorkerConnection:
+    """Serves until the peer and its run are gone; a cancel ends both at once."""
+
     def __init__(self, link: Link, executor: Executor, settings: ServingSettings) -> None:
         self._link = link
         self._executor = executor
         self._settings = settings
-        self._machine = WorkerMachine(host_calls=settings.host_calls)
+        self._machine = WorkerMachine(host_calls=settings.limits.host_calls)
         self._outbox = FrameOutbox()
         self._tasks = asyncio.TaskGroup()
         self._run: WorkerRun | None = None
@@ -195,13 +274,12 @@ class WorkerConnection:
         return run
 
     def _start(self, start: StartRun) -> None:
-        requests = _Requests(start.run, self._machine, self._outbox, self._carry_out)
-        self._run = run = WorkerRun(start, requests, self._outbox, self._settings)
+        self._run = run = WorkerRun(start, self._machine, self._outbox, self._settings)
         self._quiet.clear()
         run.begin(self._executor, self._tasks)
         self._spawn(partial(self._report_end, run), f"fleet run {start.run} ending")
-        if self._settings.run_s is not None:
-            run.after(self._settings.run_s, partial(self._on_limit, run, self._settings.run_s))
+        if (run_s := self._settings.limits.run_s) is not None:
+            run.after(run_s, partial(self._on_limit, run, run_s))
 
     async def _report_end(self, run: WorkerRun) -> None:
         """Report the outcome of a run, once. A cancel of the run does not reach this task."""
@@ -221,15 +299,11 @@ class WorkerConnection:
         self._run = None
         self._quiet.set()
 
-    def _send(self, frame: ChildFrame) -> None:
-        if not isinstance(frame, TerminalFrame):
-            self._outbox.put_request_nowait(_encoded(frame))
-            return
-        data = _encoded(frame)
+    def _send(self, frame: TerminalFrame) -> None:
+        data = encode_safely(frame)
         if len(data) > MESSAGE_BYTES_MAX:
-            data = _encoded(
-                TerminalFrame("error", error="the result exceeds the size limit of a link")
-            )
+            error = "the result exceeds the size limit of a link"
+            data = encode_frame(TerminalFrame("error", error=error))
         self._outbox.put_nowait(data)
         timer: Timer | None = None
         if self._is_cancelled:
@@ -273,42 +347,3 @@ class WorkerConnection:
             self._cut("the remaining frames of a run are not read")
         else:
             self._watch_host()
-
-
-class _Requests:
-    """Sends one run's requests to its host. Implements `HostRequests`."""
-
-    def __init__(
-        self,
-        run: int,
-        machine: WorkerMachine,
-        outbox: FrameOutbox,
-        carry_out: Callable[[list[Effect]], None],
-    ) -> None:
-        self._run = run
-        self._machine = machine
-        self._outbox = outbox
-        self._carry_out = carry_out
-
-    async def room(self) -> None:
-        await self._outbox.request_room()
-
-    def send_ask(self, ask_id: str, body: Raw) -> bool:
-        effects = self._machine.on_ask(self._run, ask_id, body)
-        self._carry_out(effects)
-        return bool(effects)
-
-    def send_call(self, call_id: str, tool_call_id: str, args: Raw) -> bool:
-        effects = self._machine.on_call(self._run, call_id, tool_call_id, args)
-        self._carry_out(effects)
-        return bool(effects)
-
-    def withdraw(self, open_id: str) -> None:
-        self._machine.on_withdrawn(self._run, open_id)
-
-
-def _encoded(frame: ChildFrame) -> bytes:
-    try:
-        return encode_frame(frame)
-    except UnicodeEncodeError:
-        return encode_frame(encodable(frame))

@@ -39,8 +39,12 @@ from culm.fleet.worker.executors.runtime_gate import (
 from culm.fleet.worker.executors.runtime_history import history_from
 from culm.fleet.worker.executors.runtime_host import HostDelegation, HostMeter
 from culm.fleet.worker.executors.runtime_journal import EventJournal
-from culm.fleet.worker.executors.runtime_model import SingleModel, choose
-from culm.fleet.worker.executors.runtime_settings import RuntimeSettings, read_settings
+from culm.fleet.worker.executors.runtime_settings import (
+    RuntimeSettings,
+    SingleModel,
+    choose,
+    read_settings,
+)
 from culm.fleet.worker.executors.runtime_tools import RuntimeTools, ToolOffer, open_runtime_tools
 from culm.fleet.worker.executors.runtime_turn import TurnWork, end, find_project_context, run_turn
 from culm.ids import RunId, SessionId

@@ -26,7 +26,7 @@ from culm.fleet.worker.executors.base import WorkerServices
 from culm.fleet.worker.executors.runtime_events import EventSender
 from culm.fleet.worker.executors.runtime_gate import RuntimeGate
 from culm.fleet.worker.executors.runtime_journal import EventJournal
-from culm.fleet.worker.executors.runtime_model import SingleModel
+from culm.fleet.worker.executors.runtime_settings import SingleModel
 from culm.fleet.worker.executors.runtime_tools import RuntimeTools
 from culm.run.limits import jittered, over_limit
 from culm.run.loop import TurnInput, UsageMeter, summarize, take_turn
