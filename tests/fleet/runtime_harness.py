@@ -22,7 +22,7 @@ from culm.fleet.provision import (
     RuntimeKind,
     Secrets,
 )
-from culm.fleet.worker.executors.bamboo_runtime import BambooRuntime, make_bamboo_runtime
+from culm.fleet.worker.executors.bamboo_runtime import BambooRuntime
 from culm.fleet.worker.executors.base import WorkerServices
 from culm.ids import Ids
 from culm.processes.base import Processes
@@ -217,7 +217,7 @@ async def open_runtime_harness(
         open_processes(folder / "data", LoopClock(), Ids()) as processes,
     ):
         services = WorkerServices(clock, ids, processes, folder / "storage")
-        runtime = make_bamboo_runtime(provision_of(folder, model.url, **fields), services)
+        runtime = BambooRuntime(provision_of(folder, model.url, **fields), services)
         try:
             yield RuntimeHarness(runtime, model, folder / "work", clock, processes)
         finally:

@@ -18,7 +18,7 @@ from culm.fleet.provision import (
     ProvisionLimits,
     Secrets,
 )
-from culm.fleet.worker.executors.bamboo_runtime import make_bamboo_runtime
+from culm.fleet.worker.executors.bamboo_runtime import BambooRuntime
 from culm.fleet.worker.executors.base import WorkerServices
 from culm.fleet.worker.executors.runtime_settings import fitting_effort
 from culm.ids import Ids
@@ -495,7 +495,7 @@ def test_unreadable_culm_extension_makes_the_provision_invalid(
     provision = provision_of(tmp_path, culm=CulmExtension(**given))
     services = WorkerServices(LoopClock(), Ids(1), NoProcesses(), tmp_path)
     with pytest.raises(BadProvision, match=message) as refusal:
-        make_bamboo_runtime(provision, services)
+        BambooRuntime(provision, services)
     assert KEY not in str(refusal.value)
     assert KEY not in repr(provision)
 

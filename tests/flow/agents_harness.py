@@ -22,7 +22,7 @@ from culm.fleet.host.base import LaunchFailed
 from culm.fleet.provision import Provision, encode_provision, limits_of, parse_provision
 from culm.fleet.transport.base import ConnectFailed
 from culm.fleet.transport.memory import MemoryLink, MemoryListener
-from culm.fleet.worker.executors.bamboo_runtime import make_bamboo_runtime
+from culm.fleet.worker.executors.bamboo_runtime import BambooRuntime
 from culm.fleet.worker.executors.base import WorkerServices
 from culm.fleet.worker.lifecycle import mode_of
 from culm.fleet.worker_server.connection import serve_on
@@ -142,7 +142,7 @@ class LoopWorker:
         self._links: list[MemoryLink] = []
         services = WorkerServices(clock, Ids(), NoProcesses(), folder / f"worker-{pid}")
         self._services = services
-        self._runtime = make_bamboo_runtime(provision, services)
+        self._runtime = BambooRuntime(provision, services)
 
     @property
     def is_alive(self) -> bool:

@@ -3,6 +3,7 @@
 A record is a worker's description of itself. It never contains a token.
 """
 
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -93,5 +94,14 @@ def renewed(record: AgentRecord, now_s: float) -> AgentRecord:
     return replace(record, lease_expires_at=format_time(now_s + LEASE_S))
 
 
-def is_wanted(record: AgentRecord, role: str, label: str) -> bool:
-    return role in ("", record.role) and (not label or label in record.labels)
+def select(
+    records: Iterable[AgentRecord], now_s: float, *, role: str = "", label: str = ""
+) -> list[AgentRecord]:
+    """Return the records with a valid lease, optionally of one role or label."""
+    return [
+        record
+        for record in records
+        if is_live(record, now_s)
+        and role in ("", record.role)
+        and (not label or label in record.labels)
+    ]

@@ -15,7 +15,7 @@ import msgspec
 
 from culm.clock import Clock
 from culm.files import UnreadableFile, check_name, is_safe_name, read_file, replace_file
-from culm.fleet.discovery.base import LEASE_S, AgentRecord, is_live, is_over, is_wanted
+from culm.fleet.discovery.base import LEASE_S, AgentRecord, is_live, is_over, select
 
 SUFFIX: Final = ".json"
 RECORD_BYTES_MAX: Final = 64 << 10
@@ -58,9 +58,7 @@ class FileDiscovery:
         return _find_record(self._file(agent_id))
 
     def discover(self, *, role: str = "", label: str = "") -> list[AgentRecord]:
-        now_s = self._clock.now_s()
-        live = [record for record in self.records() if is_live(record, now_s)]
-        return [record for record in live if is_wanted(record, role, label)]
+        return select(self.records(), self._clock.now_s(), role=role, label=label)
 
     def records(self) -> list[AgentRecord]:
         """Return all readable records by id, regardless of their leases."""

@@ -2,7 +2,7 @@
 
 from culm.clock import Clock
 from culm.files import check_name
-from culm.fleet.discovery.base import AgentRecord, is_live, is_over, is_wanted
+from culm.fleet.discovery.base import AgentRecord, is_live, is_over, select
 
 
 class MemoryDiscovery:
@@ -23,12 +23,8 @@ class MemoryDiscovery:
         return found if found is not None and is_live(found, self._clock.now_s()) else None
 
     def discover(self, *, role: str = "", label: str = "") -> list[AgentRecord]:
-        now_s = self._clock.now_s()
-        return [
-            record
-            for _, record in sorted(self._records.items())
-            if is_live(record, now_s) and is_wanted(record, role, label)
-        ]
+        records = (record for _, record in sorted(self._records.items()))
+        return select(records, self._clock.now_s(), role=role, label=label)
 
     def gc(self) -> int:
         now_s = self._clock.now_s()

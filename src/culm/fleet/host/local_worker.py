@@ -59,7 +59,7 @@ class WorkerProcess(ABC):
 
 
 class ForkedProcess(WorkerProcess):
-    """A fork of the zygote: a grandchild, or our child if supervisor and zygote died."""
+    """The zygote or a fork of it: not our child, unless its supervisor and the zygote died."""
 
     def __init__(self, pid: int, handle: int, on_end: Callable[[], None]) -> None:
         super().__init__(pid, on_end)
@@ -78,19 +78,26 @@ class ForkedProcess(WorkerProcess):
         return self._exit.result() if self._exit.done() else ProcessExit(None)
 
     async def kill(self) -> bool:
-        if self._handle is not None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        self.kill_nowait()
         with suppress(TimeoutError):
             async with asyncio.timeout(KILL_BOUND_S):
                 await self.ended.wait()
         return self.ended.is_set()
 
+    def kill_nowait(self) -> None:
+        if self._handle is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Stop watching it."""
+        if self._handle is not None:
+            asyncio.get_running_loop().remove_reader(self._handle)
+            os.close(self._handle)
+            self._handle = None
+
     def _on_handle(self) -> None:
-        assert self._handle is not None, "it ends once"
-        asyncio.get_running_loop().remove_reader(self._handle)
-        os.close(self._handle)
-        self._handle = None
+        self.close()
         # The parent depends on which process died first; if it is our child, nobody else reaps it.
         with suppress(ChildProcessError):
             pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -6,10 +6,9 @@ The packets are described in `fleet/worker/zygote.py`.
 import asyncio
 import logging
 import os
-import signal
 import socket
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 from culm.fleet.host.local_worker import ForkedProcess
@@ -29,15 +28,13 @@ class ZygoteClient:
     """Created by `start_zygote`."""
 
     def __init__(self, channel: socket.socket, log: int) -> None:
-        self.pid = 0  # 0 until it has begun.
         self.is_warm = False
         self.is_lost = False
         self._channel = channel
         self._log = log
-        self._handle: int | None = None
+        self._process: ForkedProcess | None = None  # None until it has begun.
         self._begun = asyncio.Event()  # Or lost, like the next one.
         self._warmed = asyncio.Event()
-        self._gone = asyncio.Event()  # The process has ended, if we have a handle of it.
         self._forks: dict[int, ForkedProcess] = {}
         self._waiting: set[Callable[[], None]] = set()  # Called when it is lost.
         self._early: dict[int, int] = {}  # Exits that were reported before we knew of the fork.
@@ -72,9 +69,8 @@ class ZygoteClient:
 
     def kill(self) -> None:
         """Kill a zygote that does not respond. Its workers go on."""
-        if self._handle is not None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill_nowait()
         self._lose()
 
     async def close(self) -> None:
@@ -86,13 +82,14 @@ class ZygoteClient:
             async with asyncio.timeout(END_BOUND_S):
                 await self._begun.wait()
                 self.kill()
-                if self.pid:
-                    await self._gone.wait()
+                if self._process is not None:
+                    await self._process.ended.wait()
         except TimeoutError:
             _log.error("the zygote could not be ended")
         finally:
             self.kill()
-            self._close_handle()
+            if self._process is not None:
+                self._process.close()
             os.close(self._log)
 
     def stderr_tail(self) -> str:
@@ -108,8 +105,7 @@ class ZygoteClient:
         packet, descriptors = received
         match packet.decode().split(" "):
             case ["begun", pid]:
-                self.pid, self._handle = int(pid), descriptors.pop()
-                self._loop.add_reader(self._handle, self._on_gone)
+                self._process = ForkedProcess(int(pid), descriptors.pop(), self._begun.set)
                 self._begun.set()
             case ["warm"]:
                 self.is_warm = True
@@ -135,19 +131,6 @@ class ZygoteClient:
             self._warmed.set()
             for callback in tuple(self._waiting):
                 callback()
-
-    def _on_gone(self) -> None:
-        self._close_handle()
-        # It becomes our child if its supervisor died; then nobody else reaps it.
-        with suppress(ChildProcessError):
-            os.waitpid(self.pid, os.WNOHANG)
-        self._gone.set()
-
-    def _close_handle(self) -> None:
-        if self._handle is not None:
-            self._loop.remove_reader(self._handle)
-            os.close(self._handle)
-            self._handle = None
 
 
 async def start_zygote(worker_supervisor: WorkerSupervisor, argv: Sequence[str]) -> ZygoteClient:

@@ -13,7 +13,7 @@ from typing import Final, cast
 
 from msgspec import Raw
 
-from culm.clock import Clock, Timer, format_time, parse_time
+from culm.clock import Clock, Timer, format_time, parse_time, within
 from culm.errors import TooLarge
 from culm.fleet.executor import (
     CANCELLED,
@@ -224,25 +224,19 @@ class ConnectedHost:
             body = {**body, "deadline": format_time(deadline_s)}
         elif deadline_s <= now_s:
             return False
-        answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
-
-        def refuse() -> None:
-            if not answer.done():
-                log.info("an ask was not answered in time and is refused")
-                answer.set_result(False)
-
-        timer = self._settings.clock.call_later(deadline_s - now_s, refuse)
         try:
             request = ApprovalRequest(self._make_id(), Raw(fit(body, ASKED_BYTES_MAX)))
-            return bool(await self._send(request, answer, "asks"))
+            sending = self._send(request, "asks")
+            answer = await within(self._settings.clock, deadline_s - now_s, sending)
         except RunEnded:
             return False
         except TooLarge as exc:
             return self._refuse_ask(exc.message)
         except HostCallFailed as exc:
             return self._refuse_ask(str(exc))
-        finally:
-            timer.cancel()
+        if answer is None:
+            log.info("an ask was not answered in time and is refused")
+        return bool(answer)
 
     def _refuse_ask(self, why: str) -> bool:
         """Refuse an ask; only our own executors get the reason, by an exception."""
@@ -261,26 +255,22 @@ class ConnectedHost:
         except TooLarge as exc:
             raise HostCallFailed(exc.message) from exc
         request = SubAgentRequest(self._make_id(), tool_call_id[:ID_CHARS_MAX], payload)
-        reply: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
-        return _result_of(await self._send(request, reply, "calls to the host"))
+        return _result_of(await self._send(request, "calls to the host"))
 
     def _make_id(self) -> str:
         """Not guessable, because people answer by it."""
         return f"sa-{self._settings.ids.ask()}"
 
-    async def _send(
-        self, request: ApprovalRequest | SubAgentRequest, answer: asyncio.Future[Json], what: str
-    ) -> Json:
+    async def _send(self, request: ApprovalRequest | SubAgentRequest, what: str) -> Json:
         """Wait for the answer to a request; raises `RunEnded`, `HostCallFailed`."""
         try:
             await self._outbox.request_room()
             if self._is_over:
                 raise RunEnded("the run is over")
-            if not answer.done():
-                if not self._machine.on_request(self._run, request):
-                    raise HostCallFailed(f"too many {what} wait already")
-                self._outbox.put_request_nowait(encode_safely(request))
-                self._open[request.id] = answer
+            if not self._machine.on_request(self._run, request):
+                raise HostCallFailed(f"too many {what} wait already")
+            self._outbox.put_request_nowait(encode_safely(request))
+            self._open[request.id] = answer = asyncio.get_running_loop().create_future()
             return await answer
         finally:
             self._open.pop(request.id, None)

@@ -40,7 +40,6 @@ from culm.fleet.worker.executors.runtime_history import history_from
 from culm.fleet.worker.executors.runtime_host import HostDelegation, HostMeter
 from culm.fleet.worker.executors.runtime_journal import EventJournal
 from culm.fleet.worker.executors.runtime_settings import (
-    RuntimeSettings,
     SingleModel,
     choose,
     read_settings,
@@ -89,20 +88,14 @@ class _Run:
     host: RunHost
 
 
-def make_bamboo_runtime(provision: Provision, services: WorkerServices) -> "BambooRuntime":
-    """Create the executor without opening anything; raises `BadProvision`."""
-    return BambooRuntime(provision, services, read_settings(provision.culm))
-
-
 class BambooRuntime:
     """Implements `Executor`. Runs may overlap: they share no state that one of them can change."""
 
-    def __init__(
-        self, provision: Provision, services: WorkerServices, settings: RuntimeSettings
-    ) -> None:
+    def __init__(self, provision: Provision, services: WorkerServices) -> None:
+        """Open nothing yet; raises `BadProvision`."""
         self._provision = provision
         self._services = services
-        self._settings = settings
+        self._settings = read_settings(provision.culm)
         self._shared: _Shared | None = None
 
     async def run(

@@ -66,17 +66,17 @@ async def open_executor(provision: Provision, services: WorkerServices) -> Async
         case EchoKind():
             yield EchoExecutor(services.clock)
         case RuntimeKind():
-            from culm.fleet.worker.executors.bamboo_runtime import make_bamboo_runtime
+            from culm.fleet.worker.executors.bamboo_runtime import BambooRuntime
 
-            runtime = make_bamboo_runtime(provision, services)
+            runtime = BambooRuntime(provision, services)
             try:
                 yield runtime
             finally:
                 await runtime.close()
         case CliKind() | ClaudeKind() | CodexKind() as kind:
-            from culm.fleet.worker.executors.cli_adapter import make_cli_adapter
+            from culm.fleet.worker.executors.cli_adapter import CliAdapter
 
-            yield make_cli_adapter(kind, provision, services)
+            yield CliAdapter(kind, provision, services)
 
 
 def preload_executors() -> None:

@@ -126,25 +126,23 @@ class LinePipe:
         self._partial.clear()
 
 
-def make_cli_adapter(
-    kind: CliKind | ClaudeKind | CodexKind, provision: Provision, services: WorkerServices
-) -> "CliAdapter":
-    """Create the adapter for a program; raises `BadProvision`."""
-    profile = profile_of(kind, read_only=provision.capabilities.is_read_only)
-    return CliAdapter(profile, provision, services)
-
-
 class CliAdapter:
     """Implements `Executor`."""
 
-    def __init__(self, profile: CliProfile, provision: Provision, services: WorkerServices) -> None:
-        self._profile = profile
+    def __init__(
+        self,
+        kind: CliKind | ClaudeKind | CodexKind,
+        provision: Provision,
+        services: WorkerServices,
+    ) -> None:
+        """Raises `BadProvision`."""
+        self._profile = profile_of(kind, read_only=provision.capabilities.is_read_only)
         self._processes = services.processes
         self._clock = services.clock
         self._agent_id = provision.identity.child_id
         self._cwd = provision.workspace or _working_directory()
         provided = provision.culm.env or {}
-        self._env = env_of(os.environ, provided, profile.forward_env, self._cwd)
+        self._env = env_of(os.environ, provided, self._profile.forward_env, self._cwd)
 
     async def run(
         self,

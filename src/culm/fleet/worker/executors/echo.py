@@ -4,7 +4,7 @@ import asyncio
 import re
 from typing import Final
 
-from culm.clock import Clock, pause
+from culm.clock import Clock, within
 from culm.fleet.executor import (
     CANCELLED,
     CancelToken,
@@ -34,8 +34,8 @@ class EchoExecutor:
         host: RunHost,
     ) -> Outcome:
         words, delay_s = parse_assignment(spec.assignment)
-        if delay_s and not await self._pause(delay_s, cancel):
-            return CANCELLED
+        if delay_s:
+            await within(self._clock, delay_s, cancel.wait())
         for word in words:
             if cancel.is_set():
                 return CANCELLED
@@ -45,16 +45,6 @@ class EchoExecutor:
             return CANCELLED
         await events.emit({"type": "complete"})
         return completed(f"echo: {' '.join(words)}")
-
-    async def _pause(self, delay_s: float, cancel: CancelToken) -> bool:
-        """Wait. False if the run was cancelled meanwhile."""
-        async with asyncio.TaskGroup() as group:
-            passing = group.create_task(pause(self._clock, delay_s), name="delay")
-            cancelling = group.create_task(cancel.wait(), name="cancel")
-            await asyncio.wait({passing, cancelling}, return_when=asyncio.FIRST_COMPLETED)
-            passing.cancel()
-            cancelling.cancel()
-        return not cancel.is_set()
 
 
 def parse_assignment(assignment: str) -> tuple[list[str], float]:
