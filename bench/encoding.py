@@ -17,8 +17,7 @@ from culm.model.base import LanguageModel
 from culm.model.choice import ChosenModel
 from culm.model.local_servers import FoundProviders
 from culm.processes.base import NoProcesses
-from culm.run.project_context import ContextPaths
-from culm.run.system_prompt import ProjectContext
+from culm.run.project_context import ContextPaths, ProjectContext
 from culm.settings import Settings
 from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store

@@ -17,8 +17,7 @@ from culm.model.base import LanguageModel
 from culm.model.choice import ChosenModel, MakeModel
 from culm.model.local_servers import FoundProviders
 from culm.processes.base import NoProcesses
-from culm.run.project_context import ContextPaths
-from culm.run.system_prompt import ProjectContext
+from culm.run.project_context import ContextPaths, ProjectContext
 from culm.settings import ServeOptions, Settings
 from culm.tools.base import CallRequest, CallResult, QuestionPlan, Tool
 from culm.tools.files.file_executor import WALL_S, FileExecutor

@@ -30,8 +30,7 @@ from culm.model.choice import ChosenModel, make_model
 from culm.model.local_servers import LocalServers, find_local_servers
 from culm.processes.base import Processes
 from culm.processes.client import open_processes
-from culm.run.project_context import ContextPaths, read_project_context
-from culm.run.system_prompt import ProjectContext
+from culm.run.project_context import ContextPaths, ProjectContext, read_project_context
 from culm.server.api import Api
 from culm.server.auth import RequestAuth, allowed_hosts, read_or_make_token
 from culm.server.connection import open_http

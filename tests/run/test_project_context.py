@@ -14,13 +14,14 @@ from culm.run.project_context import (
     FOLDER_FILES_MAX,
     FOLDER_NAMES_MAX,
     READ_BYTES_MAX,
+    ContextFile,
     ContextPaths,
+    ProjectContext,
     context_files,
     context_paths_of,
     git_state,
     read_project_context,
 )
-from culm.run.system_prompt import ContextFile, ProjectContext
 from culm.wire.config import Options
 
 

@@ -1,6 +1,6 @@
 """The full text of the system prompt."""
 
-from culm.run.system_prompt import ContextFile, ProjectContext, system_prompt
+from culm.run.project_context import ContextFile, ProjectContext, system_prompt
 
 
 def test_prompt_contains_all_known_context() -> None:

@@ -1,7 +1,7 @@
 """The journal of a turn: stores the messages and calls of one run, each before the next step.
 
 Owns the messages of one turn. `runs.py` decides when a turn begins and why it ends, `loop.py` runs
-it, and `answer.py` assembles the growing answer.
+it, and `draft.py` assembles the growing answer.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from typing import Protocol
 
 from culm.clock import Clock, pause
 from culm.errors import ModelFailed, SessionNotFound, StoreBusy, StoreClosed
-from culm.run.answer import OpenAnswer, calls_in
 from culm.run.context import as_user, continuation, history_of, needs_summary, user_message
+from culm.run.draft import OpenAnswer, calls_in
 from culm.run.limits import estimate
 from culm.run.live_run import LiveRun
 from culm.run.loop import Growth
@@ -60,13 +60,9 @@ class JournalSetting:
 
     model_id: str = ""
     provider_id: str = ""
-    window: int = 0  # The size of the context window in tokens; 0 if unknown.
+    # The size of the context window in tokens; 0 if it is unknown, or must not be summarized.
+    window: int = 0
     tools: Mapping[str, Tool] = field(default_factory=dict[str, Tool])
-    compacts: bool = True
-
-    def is_nearly_full(self, used: Used | None) -> bool:
-        """Return True if the usage leaves so little room that the context should be summarized."""
-        return self.compacts and used is not None and needs_summary(self.window, used.all_tokens)
 
 
 @dataclass(slots=True)
@@ -369,7 +365,8 @@ class TurnJournal:
 
     def is_nearly_full(self) -> bool:
         """Return True if the context has so little room left that it should be summarized."""
-        return self._setting.is_nearly_full(self._used)
+        used = self._used
+        return used is not None and needs_summary(self._setting.window, used.all_tokens)
 
     async def end_step(self, ending: Ending | None = None) -> None:
         """Finish the answer: with `ending` for good, otherwise because another step follows."""

@@ -1,7 +1,7 @@
-"""Facts about a project, read before a turn: its context files and the state of its repository.
+"""The system prompt, and the facts about a project in it: context files, state of the repository.
 
 Reads bounded amounts and starts no programs, because a repository can make `git` execute code.
-Every function blocks on the disk.
+Every function that reads blocks on the disk.
 """
 
 import os
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import UNSET
 
 from culm.files import UnreadableFile, read_file
-from culm.run.system_prompt import ContextFile, ProjectContext
 from culm.wire.config import Options
 
 CONTEXT_FILES = ("AGENTS.md", "CLAUDE.md", "CRUSH.md", ".cursorrules")
@@ -29,6 +29,16 @@ PATHS_MAX = 100  # For paths added by the configuration.
 READ_BYTES_MAX = 4 << 20  # A larger file was not written for agents.
 GIT_BYTES_MAX = 4096
 
+SYSTEM = """\
+You are culm, an agent that works with a person in the directory {path}.
+Do what was asked, no more and no less. Use the tools you are given instead of guessing, look
+before you change something, and say plainly what you did, what you found and what did not work.
+Answer briefly, in the language of the person."""
+
+CONTEXT = """\
+These files were written for agents by whoever wrote the project or by the person you work with.
+Follow them where they do not go against what the person asks."""
+
 # Nothing else is passed on: the model and its provider would read it.
 _HEAD = re.compile(r"ref: refs/heads/(?P<branch>\S{1,200})|(?P<commit>[0-9a-f]{12})[0-9a-f]{28,52}")
 _UNDER_WAY = {
@@ -38,6 +48,24 @@ _UNDER_WAY = {
     "CHERRY_PICK_HEAD": "a cherry-pick is under way",
     "BISECT_LOG": "a bisection is under way",
 }
+
+
+class ContextFile(NamedTuple):
+    """A file that agents should read first."""
+
+    name: str
+    text: str
+    is_cut: bool = False
+
+
+class ProjectContext(NamedTuple):
+    """Facts about the project directory and the date."""
+
+    path: str
+    date: str = ""
+    platform: str = ""
+    git: str = ""  # The state of the repository; empty if there is none.
+    files: tuple[ContextFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,3 +206,33 @@ def _line(file: Path) -> str:
         return ""
     text = data.decode(errors="replace").partition("\n")[0].strip()
     return "".join(c for c in text if c.isprintable())
+
+
+# --- the system prompt
+
+
+def system_prompt(context: ProjectContext, prefix: str = "") -> str:
+    """Assemble the system prompt; `prefix` is required by some providers."""
+    facts = [
+        f"Date: {context.date}" if context.date else "",
+        f"Platform: {context.platform}" if context.platform else "",
+        f"Git: {context.git}" if context.git else "",
+    ]
+    parts = [
+        prefix,
+        SYSTEM.format(path=context.path),
+        "\n".join(fact for fact in facts if fact),
+        _files_text(context.files),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _files_text(files: tuple[ContextFile, ...]) -> str:
+    if not files:
+        return ""
+    return "\n\n".join([CONTEXT, *map(_file_text, files)])
+
+
+def _file_text(file: ContextFile) -> str:
+    end = "\n[The rest of this file was cut off.]" if file.is_cut else ""
+    return f'<file path="{file.name}">\n{file.text}{end}\n</file>'

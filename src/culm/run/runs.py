@@ -500,7 +500,7 @@ class Runs:
 
     async def _carry_out(self, run: LiveRun) -> None:
         context, control = self._context, run.control
-        setting = setting_of(context, run)
+        setting = setting_of(context, run.provider, run.model)
         journal = TurnJournal(run, self, setting, context.store, context.messages, context.clock)
         # In parallel to the commit, which takes as long, unless the commit also creates the
         # session.

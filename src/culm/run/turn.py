@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,12 @@ from culm.model.choice import ChosenModel, Models
 from culm.permission.gate import PermissionGate, RunAdmission
 from culm.run.context import has_text
 from culm.run.journal import JournalSetting, TurnJournal
-from culm.run.limits import effective, jittered
+from culm.run.limits import effective, jittered, price_of
 from culm.run.live_run import LiveRun
-from culm.run.loop import TurnInput, summarize, take_turn
+from culm.run.loop import ActiveModel, TurnInput, summarize, take_turn
 from culm.run.messages import Messages
-from culm.run.model_chain import open_model_chain
+from culm.run.project_context import ProjectContext, system_prompt
 from culm.run.rules import ending_of_error
-from culm.run.system_prompt import ProjectContext
 from culm.settings import Settings
 from culm.store.store import Store
 from culm.tools.base import CallRequest, Tool, Watch
@@ -75,7 +74,7 @@ async def _run_loop(
         context.models,
         project,
         (run.provider, run.model),
-        lambda chosen: journal.hand_over(_setting_of(context, chosen)),
+        lambda one: journal.hand_over(setting_of(context, one.provider_id, one.settings.model)),
     )
 
     async def wait(delay_s: float, failure: ModelFailed) -> None:
@@ -135,21 +134,77 @@ def _watch(context: TurnContext, call: CallRequest) -> Watch:
     return watch
 
 
-def setting_of(context: TurnContext, run: LiveRun) -> JournalSetting:
-    """Return the journal's settings for the model recorded at acceptance."""
+def setting_of(context: TurnContext, provider_id: str, model_id: str) -> JournalSetting:
+    """Return the journal's settings for a model, which may be missing by now."""
     models = context.models.current
-    if models.why_not(run.provider, run.model):
-        return _setting(context, run.provider, run.model, window=0)
-    return _setting_of(context, models.get(run.provider, run.model))
+    window = 0
+    if models.compacts and not models.why_not(provider_id, model_id):
+        window = models.get(provider_id, model_id).info.context_window
+    return JournalSetting(model_id, provider_id, window, context.tools())
 
 
-def _setting_of(context: TurnContext, chosen: ChosenModel) -> JournalSetting:
-    window = chosen.info.context_window
-    return _setting(context, chosen.provider_id, chosen.settings.model, window=window)
+# Discards the answer so far and switches to another model.
+HandOver = Callable[[ChosenModel], Awaitable[None]]
 
 
-def _setting(
-    context: TurnContext, provider_id: str, model_id: str, *, window: int
-) -> JournalSetting:
-    compacts = context.models.current.compacts
-    return JournalSetting(model_id, provider_id, window, context.tools(), compacts)
+class ConfiguredModelChain:
+    """A chain of configured models. Created by `open_model_chain`."""
+
+    def __init__(
+        self,
+        models: Models,
+        context: ProjectContext,
+        following: Iterable[ChosenModel],
+        hand_over: HandOver,
+    ) -> None:
+        self._models = models
+        self._context = context
+        self._following = iter(following)  # Fallbacks that were not asked yet.
+        self._hand_over = hand_over
+        self._current: ActiveModel | None = None
+
+    @property
+    def current(self) -> ActiveModel:
+        assert self._current is not None, "it was opened"
+        return self._current
+
+    async def open(self, chosen: ChosenModel) -> None:
+        """Use this model; raises `ModelFailed`."""
+        self._current = ActiveModel(
+            model=await self._models.open(chosen),
+            settings=chosen.settings,
+            price=price_of(chosen.info, flat_rate=chosen.flat_rate),
+            system=system_prompt(self._context, chosen.system_prefix),
+        )
+
+    async def fall_back(self, failure: ModelFailed) -> bool:
+        """Switch to the next usable model; return False if there is none."""
+        for chosen in self._following:
+            name = f"{chosen.provider_id}/{chosen.settings.model}"
+            try:
+                await self.open(chosen)
+            except ModelFailed as exc:
+                log.warning("model %s is not usable: %s", name, exc.message)
+                continue
+            log.warning("%s; falling back to %s", failure.message, name)
+            await self._hand_over(chosen)
+            return True
+        return False
+
+
+async def open_model_chain(
+    models: Models, context: ProjectContext, name: tuple[str, str], hand_over: HandOver
+) -> ConfiguredModelChain:
+    """Open the model recorded for a run, given as provider and model, with its fallbacks.
+
+    All use the current configuration, which the turn keeps to its end.
+    """
+    config = models.current
+    following = [config.get(one.provider, one.model) for one in config.after(*name)]
+    chain = ConfiguredModelChain(models, context, following, hand_over)
+    try:
+        await chain.open(config.get(*name))
+    except ModelFailed as exc:
+        if not await chain.fall_back(exc):
+            raise
+    return chain

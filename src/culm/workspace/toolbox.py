@@ -21,8 +21,7 @@ from culm.permission.hooks import Hooks
 from culm.permission.policy import PolicyInput
 from culm.processes.base import Processes
 from culm.run.messages import Messages
-from culm.run.project_context import ContextPaths
-from culm.run.system_prompt import ProjectContext
+from culm.run.project_context import ContextPaths, ProjectContext
 from culm.store.asks import list_asks
 from culm.store.sessions import find_session
 from culm.store.store import Store

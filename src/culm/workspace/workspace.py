@@ -34,10 +34,9 @@ from culm.model.choice import Models
 from culm.run.journal import TurnJournal
 from culm.run.live_run import AgentDuty, LiveRun
 from culm.run.messages import Messages
-from culm.run.project_context import context_paths_of
+from culm.run.project_context import ProjectContext, context_paths_of
 from culm.run.recovery import recover
 from culm.run.runs import Runs
-from culm.run.system_prompt import ProjectContext
 from culm.run.turn import TurnContext
 from culm.settings import Settings
 from culm.store.agents import StoredAgent, agents_at_work

@@ -53,7 +53,7 @@ from culm.run.budget import FreeMeter
 from culm.run.journal import JournalSetting
 from culm.run.limits import price_of
 from culm.run.loop import ActiveModel
-from culm.run.system_prompt import system_prompt
+from culm.run.project_context import system_prompt
 from culm.settings import Settings
 from culm.tools.agent_tools import make_agent_tools
 from culm.tools.base import CallRequest
@@ -182,8 +182,7 @@ class BambooRuntime:
             JournalSetting(
                 chosen.settings.model,
                 chosen.provider_id,
-                chosen.info.context_window,
-                compacts=self._provision.culm.compacts,
+                chosen.info.context_window if self._provision.culm.compacts else 0,
             ),
             services.clock,
             services.ids,

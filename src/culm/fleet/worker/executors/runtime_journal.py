@@ -18,9 +18,8 @@ from culm.errors import ModelFailed
 from culm.fleet.executor import CancelToken, SteerInbox, SteerMessage
 from culm.fleet.worker.executors.runtime_events import EventSender
 from culm.ids import Ids, RunId, SessionId
-from culm.run.answer import OpenAnswer
-from culm.run.context import as_user, continuation, user_message
-from culm.run.draft import Draft, check_part, check_size, put_parts
+from culm.run.context import as_user, continuation, needs_summary, user_message
+from culm.run.draft import Draft, OpenAnswer, check_part, check_size, put_parts
 from culm.run.journal import JournalSetting, StepCalls
 from culm.run.limits import RunSpending, estimate
 from culm.run.loop import Growth
@@ -260,7 +259,8 @@ class EventJournal:
 
     def is_nearly_full(self) -> bool:
         """Return True if the context has so little room left that it should be summarized."""
-        return self._setting.is_nearly_full(self._used)
+        used = self._used
+        return used is not None and needs_summary(self._setting.window, used.all_tokens)
 
     async def end_step(self) -> None:
         self._check_going()

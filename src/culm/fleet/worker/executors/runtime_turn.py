@@ -30,9 +30,8 @@ from culm.fleet.worker.executors.runtime_settings import SingleModel
 from culm.fleet.worker.executors.runtime_tools import RuntimeTools
 from culm.run.limits import jittered, over_limit
 from culm.run.loop import TurnInput, UsageMeter, summarize, take_turn
-from culm.run.project_context import ContextPaths, read_project_context
+from culm.run.project_context import ContextPaths, ProjectContext, read_project_context
 from culm.run.rules import ending_of_error
-from culm.run.system_prompt import ProjectContext
 from culm.store.sessions import find_session, forget_versions
 from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, Watch
 from culm.tools.files.file_executor import FileExecutor

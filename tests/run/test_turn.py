@@ -14,8 +14,8 @@ from culm.errors import ModelFailed
 from culm.model.base import LanguageModel
 from culm.model.choice import ChosenModel, ModelConfig, Models
 from culm.model.scripted import ScriptedModel
-from culm.run.model_chain import ConfiguredModelChain, open_model_chain
-from culm.run.system_prompt import ProjectContext, system_prompt
+from culm.run.project_context import ProjectContext, system_prompt
+from culm.run.turn import ConfiguredModelChain, open_model_chain
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.testing.script import Reply
 from culm.wire.config import SelectedModel
