@@ -43,10 +43,6 @@ from culm.tools.search import ripgrep
 from culm.tools.web import http_fetch as getting
 from culm.wire.codec import Json
 
-TOOLS = (
-    "bash", "download", "edit", "fetch", "glob", "grep", "job_kill", "job_output", "ls",
-    "multiedit", "question", "todos", "view", "write",
-)  # fmt: skip
 _KINDS = {"string": "text", "boolean": "true or false", "array": "list", "object": "object"}
 
 
@@ -207,7 +203,7 @@ def _table(head: str, rows: tuple[tuple[str, str, str], ...]) -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    **{f"tool_{name}": partial(tool, name) for name in TOOLS},
+    **{f"tool_{name}": partial(tool, name) for name in _tools()},
     "tool_bounds": tool_bounds,
     "process_bounds": process_bounds,
     "permission_bounds": permission_bounds,

@@ -53,7 +53,7 @@ FACE_EXCEPTIONS = {
         {"fleet", "fleet.worker", "model", "server"},
         "is a worker that finds its model as a server does",
     ),
-    "cli.commands.agent_call": ({"fleet"}, "calls a worker without a server"),
+    "cli.commands.agent_call": ({"fleet", "tools"}, "calls a worker without a server"),
     "cli.commands.models": ({"model"}, "chooses as a server would, without one"),
     "cli.commands.config": ({"model"}, "checks the models that a file names"),
     "cli.config_report": ({"model", "workspace"}, "reads configuration without a server"),

@@ -2,20 +2,21 @@ import pytest
 
 from culm.cli.rules import approve_of, parse_rule, rule_for
 from culm.errors import InvalidRequest
-from culm.wire.asks import PATTERN_CHARS_MAX, RULES_MAX, Approve, Rule
+from culm.tools.registry import SPECS
+from culm.wire.asks import PATTERN_CHARS_MAX, RULES_MAX, CallerApprove, CallerRule
 
 RULES = {
-    "edit": Rule("allow", tool="edit"),
-    "mcp_*": Rule("allow", tool="mcp_*"),
-    "bash:git status *": Rule("allow", tool="bash", command="git status *"),
-    "bash: make a:b": Rule("allow", tool="bash", command="make a:b"),
-    "write:docs/**": Rule("allow", tool="write", path="docs/**"),
-    "*:src/**": Rule("allow", tool="*", path="src/**"),
+    "edit": CallerRule("allow", tool="edit"),
+    "mcp_*": CallerRule("allow", tool="mcp_*"),
+    "bash:git status *": CallerRule("allow", tool="bash", match="git status *"),
+    "bash: make a:b": CallerRule("allow", tool="bash", match="make a:b"),
+    "write:docs/**": CallerRule("allow", tool="write", match="docs/**"),
+    "*:src/**": CallerRule("allow", tool="*", match="src/**"),
 }
 
 
 @pytest.mark.parametrize("text", RULES)
-def test_rule_is_a_tool_with_an_optional_command_or_path(text: str) -> None:
+def test_rule_is_a_tool_with_an_optional_pattern(text: str) -> None:
     assert parse_rule(text, "allow") == RULES[text]
 
 
@@ -23,18 +24,16 @@ def test_rule_is_a_tool_with_an_optional_command_or_path(text: str) -> None:
     ("text", "message"),
     [
         *((text, "is not a rule") for text in ("", ":", ":x", "bash:", "edit: ")),
-        # It would never match, and a deny rule would silently do nothing.
-        ("fetch:example.com", "fetch has no command and no path to match"),
         ("x" * PATTERN_CHARS_MAX + "y", "at most"),
     ],
 )
-def test_rule_that_could_never_match_is_refused(text: str, message: str) -> None:
+def test_text_that_is_not_a_rule_is_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse_rule(text, "deny")
     assert message in refused.value.message
 
 
-ALLOW, DENY = Rule("allow", tool="edit"), Rule("deny", tool="bash", command="rm *")
+ALLOW, DENY = CallerRule("allow", tool="edit"), CallerRule("deny", tool="bash", match="rm *")
 
 
 @pytest.mark.parametrize(
@@ -48,11 +47,11 @@ ALLOW, DENY = Rule("allow", tool="edit"), Rule("deny", tool="bash", command="rm 
         (["edit"], ["bash:rm *"], (ALLOW, DENY)),
         (["ask", "edit"], ["bash:rm *"], (ALLOW, DENY)),
         (["edit", "auto"], [], "allow"),
-        (["deny", "auto"], ["bash:rm *"], (DENY, Rule("allow"))),
+        (["deny", "auto"], ["bash:rm *"], (DENY, CallerRule("allow"))),
     ],
 )
 def test_approve_and_deny_options_become_rules_of_the_prompt(
-    options: list[str], deny: list[str], approve: Approve | None
+    options: list[str], deny: list[str], approve: CallerApprove | None
 ) -> None:
     assert approve_of(options, deny) == approve
 
@@ -77,4 +76,5 @@ def test_contradictory_or_too_many_options_are_refused(options: list[str]) -> No
     ],
 )
 def test_hint_names_the_rule_that_allows_the_call(tool: str, given: str, rule: str) -> None:
-    assert rule_for(tool, given) == rule
+    facts = next(spec.facts for spec in SPECS if spec.name == tool)
+    assert rule_for(tool, given, facts) == rule

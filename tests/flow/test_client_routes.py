@@ -237,6 +237,16 @@ async def drive_processes(folder: Path) -> Requests:
         return relay.requests()
 
 
+async def drive_tools(folder: Path) -> Requests:
+    async with (
+        open_runs(folder, tools=[Probe("look")]) as harness,
+        open_relay(harness.flow) as (client, relay),
+    ):
+        remote = await client.open_workspace(harness.flow.directory())
+        assert "look" in [tool.name for tool in await remote.tools()]
+        return relay.requests()
+
+
 async def drive_stats(folder: Path) -> Requests:
     async with open_flow(folder, "unix") as flow, open_relay(flow) as (client, relay):
         remote = await client.open_workspace(flow.directory())
@@ -320,6 +330,7 @@ DRIVES: dict[str, Callable[[Path], Awaitable[Requests]]] = {
     "agents": drive_agents,
     "mail": drive_mail,
     "processes": drive_processes,
+    "tools": drive_tools,
     "stats": drive_stats,
     "config": drive_config,
     "project": drive_project,

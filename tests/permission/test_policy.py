@@ -16,10 +16,19 @@ from culm.permission.policy import (
     command_matches,
     decide,
     path_matches,
+    resolve_approve,
 )
 from culm.tools.base import ResolvedAction
-from culm.wire.asks import PATTERN_CHARS_MAX, RULES_MAX, Rule, parse_approve, parse_rules
+from culm.wire.asks import (
+    PATTERN_CHARS_MAX,
+    RULES_MAX,
+    Rule,
+    parse_approve,
+    parse_caller_approve,
+    parse_rules,
+)
 from culm.wire.codec import Json
+from culm.wire.tools import ToolFacts
 from tests.support import contract
 
 INPUT = PolicyInput("/project", "/home/me")
@@ -377,6 +386,60 @@ def test_approve_is_a_keyword_or_a_list_of_rules() -> None:
     for wrong in others:
         with pytest.raises(InvalidRequest, match="approve must be"):
             parse_approve(wrong)
+
+
+FACTS = {
+    "bash": ToolFacts(command_argument="command", path_arguments=("cwd",)),
+    "edit": ToolFacts(path_arguments=("file_path",)),
+    "fetch": ToolFacts(shown_arguments=("url",)),
+}
+
+
+def facts_of(tool: str) -> ToolFacts:
+    return FACTS.get(tool, ToolFacts())
+
+
+@pytest.mark.parametrize(
+    ("tool", "resolved"),
+    [
+        ("bash", Rule("deny", "bash", command="a *")),
+        ("edit", Rule("deny", "edit", path="a *")),
+        ("*", Rule("deny", "*", path="a *")),
+        ("fe?ch", Rule("deny", "fe?ch", path="a *")),
+    ],
+)
+def test_match_is_for_the_command_of_a_tool_or_else_for_its_paths(
+    tool: str, resolved: Rule
+) -> None:
+    sent = parse_caller_approve([{"decision": "deny", "tool": tool, "match": "a *"}])
+    assert resolve_approve(sent, facts_of) == (resolved,)
+
+
+def test_rule_without_match_is_unchanged_and_keywords_are_kept() -> None:
+    rule = {"decision": "ask", "tool": "fetch", "action": "f*", "path": "a", "command": "b"}
+    sent = parse_caller_approve([rule])
+    assert resolve_approve(sent, facts_of) == (Rule("ask", "fetch", "f*", "a", "b"),)
+    assert [resolve_approve(one, facts_of) for one in (None, "allow")] == [None, "allow"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        # It would never match, and a deny rule would silently do nothing.
+        ({"tool": "fetch", "match": "a.b"}, "fetch has no command and no path to match"),
+        ({"tool": "no_tool", "match": "a.b"}, "no_tool has no command and no path to match"),
+        ({"tool": "edit", "match": "a", "path": "b"}, "a rule with match cannot have a path"),
+    ],
+)
+def test_match_that_has_no_meaning_is_refused(rule: dict[str, Json], problem: str) -> None:
+    sent = parse_caller_approve([{"decision": "deny", **rule}])
+    with pytest.raises(InvalidRequest, match=problem):
+        resolve_approve(sent, facts_of)
+
+
+def test_match_is_not_allowed_in_configured_rules() -> None:
+    with pytest.raises(InvalidRequest, match="unknown field `match`"):
+        parse_rules([{"decision": "deny", "tool": "edit", "match": "a"}])
 
 
 # --- properties of all rules

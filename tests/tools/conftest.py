@@ -1,5 +1,6 @@
 """A workspace with its tools, a session in a store, and a secret file outside the workspace."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,15 +15,10 @@ from culm.store.memory import MemoryFile
 from culm.store.sessions import add_session, files_of_session
 from culm.store.store import open_memory_store
 from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, ToolContext
-from culm.tools.edit import make_edit
 from culm.tools.files.file_executor import WALL_S, open_file_executor
 from culm.tools.files.paths import WorkspacePaths
-from culm.tools.glob import make_glob
-from culm.tools.grep import make_grep
-from culm.tools.ls import make_ls
-from culm.tools.multiedit import make_multiedit
-from culm.tools.view import make_view
-from culm.tools.write import make_write
+from culm.tools.process.jobs import BackgroundJobs
+from culm.tools.registry import make_tools
 from culm.wire.codec import Json, encode
 from tests.support import run_call
 
@@ -107,6 +103,7 @@ async def open_tool_harness(
         open_file_executor(clock or real, wall_s) as work,
         open_direct_processes(real) as processes,
         open_memory_store(file, real, Ids(1)) as store,
+        asyncio.TaskGroup() as tasks,
     ):
         await store.write(add_session(SESSION, "one", sessions_max=9))
         context = ToolContext(
@@ -120,14 +117,5 @@ async def open_tool_harness(
             env=dict[str, str],
             outputs=folder.with_name("outputs"),
         )
-        tools: tuple[Tool, ...] = (
-            make_edit(context),
-            make_glob(context),
-            make_grep(context),
-            make_ls(context),
-            make_multiedit(context),
-            make_view(context),
-            make_write(context),
-        )
-        yield ToolHarness(folder, {tool.spec.name: tool for tool in tools}, context)
+        yield ToolHarness(folder, make_tools(context, BackgroundJobs(tasks)), context)
     file.close()

@@ -24,6 +24,7 @@ from culm.tools.own_tools import (
 from culm.tools.process.exchange import ExchangeAnswer
 from culm.tools.process.output import MODEL_BYTES_MAX
 from culm.wire.codec import Json, encode
+from culm.wire.tools import ToolFacts
 from tests.support import WAIT_S, run_call
 from tests.tools.tool_contexts import WORKSPACE, call_of, open_context, open_descriptors
 
@@ -73,7 +74,12 @@ async def test_a_tool_follows_its_declaration_and_needs_approval_by_default(
     free = OwnTool(["./say", "it"], "Says it.", {}, 9, "again", parallel=True, is_free=True)
     made = own_tools(context, {"say": free}, ())["say"]
     assert (made.spec, made.parallel, made.crash) == (
-        ToolSpec("say", "Says it.", {"type": "object", "properties": {}}),
+        ToolSpec(
+            "say",
+            "Says it.",
+            {"type": "object", "properties": {}},
+            ToolFacts(kind="execute"),
+        ),
         True,
         "again",
     )

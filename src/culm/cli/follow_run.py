@@ -51,6 +51,7 @@ from culm.wire.agents import StartAgent
 from culm.wire.asks import Approve
 from culm.wire.messages import Message, full_text
 from culm.wire.runs import Attachment, Limits, Run
+from culm.wire.tools import ToolInfo
 
 CANCEL_S = 10.0  # The server itself gives up on a run that does not stop within 5 s.
 
@@ -65,14 +66,22 @@ class RunScreen:
     face: RunRenderer
     plain: TextRenderer | None = None  # The renderer that draws the status area, if one is drawn.
     lines: LineInput | None = None  # None if nobody can be asked.
+    # The tools of the workspace, which the renderer looks up; empty until the run is followed.
+    tools: dict[str, ToolInfo] = field(default_factory=dict[str, ToolInfo])
+
+    async def learn_tools(self, workspace: RemoteWorkspace) -> None:
+        if self.plain is not None:
+            found = await retry_idempotent(workspace, workspace.tools)
+            self.tools.update({tool.name: tool for tool in found})
 
 
 def make_screen(output: Output, *, interactive: bool, has_rules: bool = False) -> RunScreen:
     if output == "lines":
         return RunScreen(JsonRenderer())
     area = find_status_area(sys.stderr, os.environ)
-    plain = TextRenderer(has_rules=has_rules, status_area=area, has_answer=output == "text")
-    return RunScreen(plain, plain, TerminalInput(plain) if interactive else None)
+    tools: dict[str, ToolInfo] = {}
+    plain = TextRenderer(tools, has_rules=has_rules, status_area=area, has_answer=output == "text")
+    return RunScreen(plain, plain, TerminalInput(plain) if interactive else None, tools)
 
 
 class StoppedFollowing(Exception):
@@ -147,7 +156,8 @@ class RunFollower:
         self._run_id = run_id
         self._screen = screen
         self._on_interrupt = on_interrupt
-        self._usage = UsageSummary(tree, run_id, asyncio.get_running_loop().time())
+        started_s = asyncio.get_running_loop().time()
+        self._usage = UsageSummary(tree, run_id, started_s, screen.tools)
         self._background = FollowTasks(workspace, follower, tree, screen, interrupted, self._usage)
         self._shown = TreeView(
             screen.face, run_id, tree, workspace.client.id, shows_prompts=shows_prompts
@@ -179,6 +189,7 @@ class RunFollower:
         return self._shown.agents
 
     async def _follow(self) -> Run | None:
+        await self._screen.learn_tools(self._workspace)
         try:
             async with asyncio.timeout(None) as bound, asyncio.TaskGroup() as tasks:
                 background = self._background.start(tasks, lambda: self._interrupt(bound))
@@ -238,6 +249,7 @@ class SessionFollower:
         async def leave() -> None:
             raise StoppedFollowing
 
+        await self._screen.learn_tools(self._workspace)
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = self._background.start(tasks, leave)

@@ -1,7 +1,7 @@
 """Permission rules of the command line: `--approve` and `--deny`. Pure.
 
 A rule is a tool, or a tool with the command or files it works on, such as `edit`, `edit:src/**` or
-`bash:git push *`. The server decides which calls a rule matches.
+`bash:git push *`. The server knows what the pattern of a tool means and which calls it matches.
 """
 
 import re
@@ -12,45 +12,28 @@ from typing import cast
 import msgspec
 
 from culm.errors import InvalidRequest
-from culm.wire.asks import PATTERN_CHARS_MAX, RULES_MAX, Approve, Decision, Rule
+from culm.wire.asks import PATTERN_CHARS_MAX, RULES_MAX, CallerApprove, CallerRule, Decision
 from culm.wire.codec import Json
+from culm.wire.tools import ToolFacts
 
-# Tools that work on files, with the argument that has the path.
-FILE_TOOLS: Mapping[str, str] = {
-    "view": "file_path",
-    "ls": "path",
-    "glob": "path",
-    "grep": "path",
-    "edit": "file_path",
-    "multiedit": "file_path",
-    "write": "file_path",
-    "download": "file_path",
-}
 _PLAIN = re.compile(r"[\w./=:,@%+ -]{1,200}")  # Neither quotes nor operators nor patterns.
 SPELLING = "TOOL, bash:COMMAND or TOOL:PATHS, as in edit, 'bash:git push *', 'write:docs/**'"
 
 
-def parse_rule(text: str, decision: Decision) -> Rule:
+def parse_rule(text: str, decision: Decision) -> CallerRule:
     """Parse one rule; raises `InvalidRequest`."""
     tool, colon, pattern = (piece.strip() for piece in text.partition(":"))
     if not tool or (colon and not pattern):
         raise InvalidRequest(f"{text!r} is not a rule", hint=f"use {SPELLING}")
     if len(text) > PATTERN_CHARS_MAX:
         raise InvalidRequest(f"a rule may have at most {PATTERN_CHARS_MAX} characters")
-    if not pattern:
-        return Rule(decision, tool=tool)
-    if tool == "bash":
-        return Rule(decision, tool=tool, command=pattern)
-    if tool in FILE_TOOLS or set(tool) & set("*?["):
-        return Rule(decision, tool=tool, path=pattern)
-    # Otherwise a rule that denies would never match.
-    raise InvalidRequest(f"{tool} has no command and no path to match", hint=f"use just {tool}")
+    return CallerRule(decision, tool=tool, match=pattern)
 
 
 MODES = ("ask", "auto", "deny")
 
 
-def approve_of(approve: Sequence[str], deny: Sequence[str]) -> Approve | None:
+def approve_of(approve: Sequence[str], deny: Sequence[str]) -> CallerApprove | None:
     """The approval policy to send with the prompt; raises `InvalidRequest`.
 
     `approve` has modes and rules that allow; the last mode applies to calls that match no rule.
@@ -72,22 +55,22 @@ def approve_of(approve: Sequence[str], deny: Sequence[str]) -> Approve | None:
         case "deny":
             return "deny"
         case "auto" if deny:
-            return (*rules, Rule("allow"))
+            return (*rules, CallerRule("allow"))
         case "auto":
             return "allow"
         case _:
             return rules or None
 
 
-def rule_for(tool: str, input_text: str) -> str:
+def rule_for(tool: str, input_text: str, facts: ToolFacts) -> str:
     """The rule that would allow a call, quoted for a shell."""
-    pattern = arguments_of(input_text).get(
-        "command" if tool == "bash" else FILE_TOOLS.get(tool, "")
-    )
+    pattern = arguments_of(input_text).get(next(iter(facts.subject), ""))
     if isinstance(pattern, str) and _PLAIN.fullmatch(pattern):
         return shlex.quote(f"{tool}:{pattern}")
     # Each command of a longer text is judged separately, so no single pattern would allow it.
-    return "'bash:COMMAND' for each of its commands" if tool == "bash" else shlex.quote(tool)
+    if facts.command_argument:
+        return f"'{tool}:COMMAND' for each of its commands"
+    return shlex.quote(tool)
 
 
 def arguments_of(input_text: str) -> Mapping[str, Json]:

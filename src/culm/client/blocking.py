@@ -31,6 +31,7 @@ from culm.wire.agents import Agent
 from culm.wire.asks import Approve, Ask, PermissionRequest
 from culm.wire.messages import Message, Session
 from culm.wire.runs import Attachment, CancelAnswer, Limits, Run
+from culm.wire.tools import ToolInfo
 
 T = TypeVar("T")
 
@@ -190,6 +191,9 @@ class BlockingWorkspace:
 
     def runs(self, session_id: str = "") -> list[Run]:
         return self.wait(self.workspace.runs(session_id))
+
+    def tools(self) -> list[ToolInfo]:
+        return self.wait(self.workspace.tools())
 
     def agents(self) -> list[Agent]:
         return self.wait(self.workspace.agents())

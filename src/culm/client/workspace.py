@@ -61,6 +61,7 @@ from culm.wire.runs import (
     State,
     Stats,
 )
+from culm.wire.tools import ToolInfo
 from culm.wire.workspaces import CreateWorkspace, CurrentSession, Process, Snapshot, Workspace
 
 if TYPE_CHECKING:
@@ -114,6 +115,9 @@ class RemoteWorkspace:
 
     async def processes(self) -> list[Process]:
         return await self.client.ask("GET", self.path("/processes"), list[Process])
+
+    async def tools(self) -> list[ToolInfo]:
+        return await self.client.ask("GET", self.path("/tools"), list[ToolInfo])
 
     # --- sessions, their messages and files
 

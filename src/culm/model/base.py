@@ -17,6 +17,7 @@ from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
 from culm.wire.messages import Message
 from culm.wire.runs import COST_MAX, TOKENS_MAX
+from culm.wire.tools import ToolFacts, ToolInfo
 
 if TYPE_CHECKING:
     import aiohttp  # Its import would take half of the time of `culm models`.
@@ -28,11 +29,23 @@ _DEFAULTS = SelectedModel()
 
 
 class ToolSpec(Struct, frozen=True):
-    """A tool as it is described to a model."""
+    """A tool: its description for a model, and facts for rules and clients."""
 
     name: str
     description: str
     parameters: dict[str, Json]  # A JSON schema of an object.
+    facts: ToolFacts = ToolFacts()  # Never sent to a model.
+
+    def info(self, *, enabled: bool = True) -> ToolInfo:
+        """Describe the tool to clients."""
+        return ToolInfo(
+            name=self.name,
+            kind=self.facts.kind,
+            path_arguments=self.facts.path_arguments,
+            command_argument=self.facts.command_argument,
+            shown_arguments=self.facts.shown_arguments or self.facts.subject,
+            enabled=enabled,
+        )
 
 
 @dataclass(frozen=True, slots=True)

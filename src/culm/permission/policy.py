@@ -12,17 +12,19 @@ apply to all of them, allow rules to the first.
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Literal
 
+from culm.errors import InvalidRequest
 from culm.tools.base import ResolvedAction
 from culm.tools.search.patterns import BadPattern, Glob, parse_glob
-from culm.wire.asks import Approve, Decision, Rule
+from culm.wire.asks import Approve, CallerApprove, CallerRule, Decision, Rule
 from culm.wire.codec import strings_in
+from culm.wire.tools import ToolFacts
 
 GLOB_CACHE_SIZE = 2048  # Cached parsed globs; more than a few workspaces use.
 
@@ -102,6 +104,32 @@ def _approved(action: ResolvedAction, inputs: PolicyInput, why: str) -> Verdict:
             if _first("ask", rules, action, inputs) is None and _covered(rules, action, inputs):
                 return Allow("approve")
             return AskPerson(why)
+
+
+def resolve_approve(
+    approve: CallerApprove | None, facts_of: Callable[[str], ToolFacts]
+) -> Approve | None:
+    """Replace the `match` of every rule by a pattern for commands or paths.
+
+    Raises `InvalidRequest` for a tool that has neither: a deny rule would silently do nothing.
+    """
+    if approve is None or isinstance(approve, str):
+        return approve
+    return tuple(_resolve_match(rule, facts_of(rule.tool)) for rule in approve)
+
+
+def _resolve_match(rule: CallerRule, facts: ToolFacts) -> Rule:
+    path, command = rule.path, rule.command
+    if rule.match and (path or command):
+        raise InvalidRequest("a rule with match cannot have a path or a command, too")
+    if rule.match and facts.command_argument:
+        command = rule.match
+    elif rule.match:
+        if not facts.path_arguments and not set(rule.tool) & set("*?["):
+            message = f"{rule.tool} has no command and no path to match"
+            raise InvalidRequest(message, hint=f"use just {rule.tool}")
+        path = rule.match
+    return Rule(rule.decision, rule.tool, rule.action, path, command)
 
 
 def rule_text(rule: Rule) -> str:

@@ -5,8 +5,7 @@ handles them. A request needs no approval: a started agent asks for approval of 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -31,6 +30,7 @@ from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, free_plan
 from culm.wire.agents import PROMPT_CHARS_MAX, Name, Until
 from culm.wire.codec import Json, encodable
 from culm.wire.runs import CrashPolicy
+from culm.wire.tools import ToolFacts
 
 AGENTS_MAX = 200  # The maximum in one call.
 
@@ -205,53 +205,56 @@ class AgentTool:
         return free_plan(call, lambda watch: self.delegation.do(call, request, watch))
 
 
-# The schemas are made once: a worker makes its tools for every run.
-_STARTING = (
-    partial(
-        AgentTool,
-        make_spec("agent", AGENT, AgentArguments),
+_Kind = tuple[ToolSpec, Callable[[dict[str, Json]], AgentRequest], bool, CrashPolicy]
+_DELEGATES = ToolFacts(kind="agent")
+# Made once, because a worker makes its tools for every run. The first group is only for agents
+# that may start others.
+_STARTING: tuple[_Kind, ...] = (
+    (
+        make_spec(
+            "agent",
+            AGENT,
+            AgentArguments,
+            ToolFacts(kind="agent", shown_arguments=("prompt", "assignments")),
+        ),
         read_start,
-        parallel=True,
-        crash="ask",
+        True,
+        "ask",
     ),
-    partial(
-        AgentTool,
-        make_spec("agent_wait", AGENT_WAIT, AgentWaitArguments),
-        read_wait,
-        parallel=True,
-        crash="again",
-    ),
-    partial(
-        AgentTool,
-        make_spec("agent_send", AGENT_SEND, AgentSendArguments),
+    (make_spec("agent_wait", AGENT_WAIT, AgentWaitArguments, _DELEGATES), read_wait, True, "again"),
+    (
+        make_spec(
+            "agent_send",
+            AGENT_SEND,
+            AgentSendArguments,
+            ToolFacts(kind="agent", shown_arguments=("agent", "message")),
+        ),
         read_send,
-        parallel=False,
-        crash="ask",
+        False,
+        "ask",
     ),
-    partial(
-        AgentTool,
-        make_spec("agent_stop", AGENT_STOP, AgentStopArguments),
+    (
+        make_spec("agent_stop", AGENT_STOP, AgentStopArguments, _DELEGATES),
         read_stop,
-        parallel=False,
-        crash="again",
+        False,
+        "again",
     ),
 )
-_OTHERS = (
-    partial(
-        AgentTool,
-        make_spec("agent_list", AGENT_LIST, AgentListArguments),
-        read_list,
-        parallel=True,
-        crash="again",
-    ),
-    partial(
-        AgentTool,
-        make_spec("mail", MAIL, MailArguments),
+_OTHERS: tuple[_Kind, ...] = (
+    (make_spec("agent_list", AGENT_LIST, AgentListArguments, _DELEGATES), read_list, True, "again"),
+    (
+        make_spec(
+            "mail",
+            MAIL,
+            MailArguments,
+            ToolFacts(shown_arguments=("action", "to", "letter", "text")),
+        ),
         read_mail,
-        parallel=False,
-        crash="ask",
+        False,
+        "ask",
     ),
 )
+SPECS = tuple(spec for spec, *_ in (*_STARTING, *_OTHERS))
 
 
 def make_agent_tools(
@@ -262,12 +265,13 @@ def make_agent_tools(
     `roles` describes the available roles to the model.
     """
     kinds = (*_STARTING, *_OTHERS) if may_start else _OTHERS
-    tools = [kind(delegation=delegation) for kind in kinds]
-    return {tool.spec.name: _with_roles(tool, roles) for tool in tools}
+    return {
+        spec.name: AgentTool(_with_roles(spec, roles), read, delegation, parallel, crash)
+        for spec, read, parallel, crash in kinds
+    }
 
 
-def _with_roles(tool: AgentTool, roles: str) -> AgentTool:
-    if tool.spec.name != "agent" or not roles:
-        return tool
-    described = f"{tool.spec.description} Roles: {roles}"
-    return replace(tool, spec=msgspec.structs.replace(tool.spec, description=described))
+def _with_roles(spec: ToolSpec, roles: str) -> ToolSpec:
+    if spec.name != "agent" or not roles:
+        return spec
+    return msgspec.structs.replace(spec, description=f"{spec.description} Roles: {roles}")

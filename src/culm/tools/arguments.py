@@ -6,6 +6,7 @@ import msgspec
 
 from culm.model.base import ToolSpec
 from culm.wire.codec import Json, clean, encode
+from culm.wire.tools import ToolFacts
 
 A = TypeVar("A", bound=msgspec.Struct)
 
@@ -47,11 +48,13 @@ def _without_nulls(value: Json) -> Json:
     return value
 
 
-def make_spec(name: str, description: str, kind: type[msgspec.Struct]) -> ToolSpec:
-    """Make the description of a tool for the model, with the schema of `kind`."""
-    required = [field.name for field in msgspec.structs.fields(kind) if field.required]
-    parameters: dict[str, Json] = {"type": "object", "properties": _properties(kind)}
-    return ToolSpec(name, description, {**parameters, "required": required})
+def make_spec(
+    name: str, description: str, arguments: type[msgspec.Struct], facts: ToolFacts
+) -> ToolSpec:
+    """Make the description of a tool, with the schema of its `arguments`."""
+    required = [field.name for field in msgspec.structs.fields(arguments) if field.required]
+    parameters: dict[str, Json] = {"type": "object", "properties": _properties(arguments)}
+    return ToolSpec(name, description, {**parameters, "required": required}, facts)
 
 
 def _properties(kind: type[msgspec.Struct]) -> dict[str, dict[str, Json]]:

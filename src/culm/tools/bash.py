@@ -42,6 +42,7 @@ from culm.tools.process.running import (
 )
 from culm.wire.codec import printable
 from culm.wire.runs import CrashPolicy
+from culm.wire.tools import ToolFacts
 
 FOREGROUND_S = 120  # After this time a command becomes a job, unless the call sets another.
 SECONDS_MAX = 3600  # For every time that a call may set; nobody waits longer for an answer.
@@ -98,7 +99,9 @@ class BashArguments(Struct, frozen=True):
     ] = 0
 
 
-SPEC = make_spec("bash", DESCRIPTION, BashArguments)
+SPEC = make_spec(
+    "bash", DESCRIPTION, BashArguments, ToolFacts(kind="execute", command_argument="command")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from culm.tools.web.http_fetch import (
     open_page,
 )
 from culm.wire.runs import CrashPolicy
+from culm.wire.tools import ToolFacts
 
 FILE_BYTES_MAX = 100 << 20
 BATCH_BYTES = 1 << 20  # Written by a thread at once; one thread call per packet would cost more.
@@ -52,7 +53,12 @@ class DownloadArguments(Struct, frozen=True):
     timeout: TimeoutSeconds = 0
 
 
-SPEC = make_spec("download", DESCRIPTION, DownloadArguments)
+SPEC = make_spec(
+    "download",
+    DESCRIPTION,
+    DownloadArguments,
+    ToolFacts(kind="fetch", path_arguments=("file_path",), shown_arguments=("url", "file_path")),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from culm.tools.files.diffs import TextDifference
 from culm.tools.files.replace import replaced
 from culm.tools.files.safe_open import OpenRefused
 from culm.wire.codec import Json, clean
+from culm.wire.tools import ToolFacts
 
 SHOWN_LINES_MAX = 30
 SHOWN_CONTEXT = 2
@@ -34,7 +35,9 @@ class EditArguments(Struct, frozen=True):
     ] = False
 
 
-SPEC = make_spec("edit", DESCRIPTION, EditArguments)
+SPEC = make_spec(
+    "edit", DESCRIPTION, EditArguments, ToolFacts(kind="edit", path_arguments=("file_path",))
+)
 
 
 def make_edit(context: ToolContext) -> ChangeTool[EditArguments]:

@@ -14,6 +14,7 @@ from typing import cast
 from culm.model.base import ToolSpec
 from culm.model.catalog import entry_points_of
 from culm.tools.base import Tool, ToolContext
+from culm.wire.tools import ToolFacts
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ def _why_not(tool: Tool, taken: Collection[str], others: Collection[str]) -> str
     name = tool.spec.name
     if not isinstance(cast("object", name), str) or NAME.fullmatch(name) is None:
         return f"{name!r:.200} is not a valid tool name"
+    if not isinstance(cast("object", tool.spec.facts), ToolFacts):
+        return f"{name} has invalid facts"
     if not callable(getattr(tool, "prepare", None)):
         return f"{name} has no prepare"
     if not isinstance(getattr(tool, "parallel", None), bool):

@@ -26,6 +26,7 @@ from culm.tools.web.http_fetch import (
 )
 from culm.tools.web.markdown import render
 from culm.wire.runs import CrashPolicy
+from culm.wire.tools import ToolFacts
 
 BODY_BYTES_MAX = 5 << 20
 TEXT_CHARS_MAX = 100_000  # About 25,000 tokens; a page of prose has a tenth.
@@ -59,7 +60,9 @@ class FetchArguments(Struct, frozen=True):
     timeout: TimeoutSeconds = 0
 
 
-SPEC = make_spec("fetch", DESCRIPTION, FetchArguments)
+SPEC = make_spec(
+    "fetch", DESCRIPTION, FetchArguments, ToolFacts(kind="fetch", shown_arguments=("url",))
+)
 
 
 @dataclass(frozen=True, slots=True)

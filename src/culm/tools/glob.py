@@ -24,6 +24,7 @@ from culm.tools.search.patterns import (
     parse_gitignore,
     parse_glob,
 )
+from culm.wire.tools import ToolFacts
 
 FILES_MAX = 100
 GITIGNORE_BYTES_MAX = 64 << 10
@@ -51,7 +52,12 @@ class GlobArguments(Struct, frozen=True):
     ] = ""
 
 
-SPEC = make_spec("glob", DESCRIPTION, GlobArguments)
+SPEC = make_spec(
+    "glob",
+    DESCRIPTION,
+    GlobArguments,
+    ToolFacts(kind="read", path_arguments=("path",), shown_arguments=("pattern", "path")),
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -51,6 +51,7 @@ from culm.tools.search.ripgrep import (
 from culm.tools.view import size_text
 from culm.wire.codec import clean
 from culm.wire.runs import CrashPolicy
+from culm.wire.tools import ToolFacts
 
 MATCHES_MAX = 100
 _MESSAGE_BYTES_MAX = 12 * (LINE_CHARS_SHOWN + 4096 + 100)  # One line of JSON, fully escaped.
@@ -91,7 +92,14 @@ class GrepArguments(Struct, frozen=True):
     ] = False
 
 
-SPEC = make_spec("grep", DESCRIPTION, GrepArguments)
+SPEC = make_spec(
+    "grep",
+    DESCRIPTION,
+    GrepArguments,
+    ToolFacts(
+        kind="read", path_arguments=("path",), shown_arguments=("pattern", "path", "include")
+    ),
+)
 
 
 def make_grep(context: ToolContext) -> "GrepTool":

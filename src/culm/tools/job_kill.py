@@ -13,6 +13,7 @@ from culm.tools.job_output import unknown_job
 from culm.tools.process.jobs import BackgroundJob, BackgroundJobs
 from culm.tools.process.running import exit_text
 from culm.wire.runs import CrashPolicy
+from culm.wire.tools import ToolFacts
 
 DESCRIPTION = (
     "End a background job and everything it started. Its output can still be read with job_output."
@@ -23,7 +24,12 @@ class JobKillArguments(Struct, frozen=True):
     shell_id: Annotated[str, Meta(max_length=100, description="The job, such as job-1.")]
 
 
-SPEC = make_spec("job_kill", DESCRIPTION, JobKillArguments)
+SPEC = make_spec(
+    "job_kill",
+    DESCRIPTION,
+    JobKillArguments,
+    ToolFacts(kind="execute", shown_arguments=("shell_id",)),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from culm.tools.files.safe_open import shown
 from culm.tools.process.jobs import BackgroundJob, BackgroundJobs
 from culm.tools.process.running import exit_text
 from culm.wire.runs import CrashPolicy
+from culm.wire.tools import ToolFacts
 
 WAIT_S = 120.0  # Then the result reports that it is still running, and the model decides.
 DESCRIPTION = (
@@ -26,7 +27,12 @@ class JobOutputArguments(Struct, frozen=True):
     wait: Annotated[bool, Meta(description="Whether to wait for its end. Default: false.")] = False
 
 
-SPEC = make_spec("job_output", DESCRIPTION, JobOutputArguments)
+SPEC = make_spec(
+    "job_output",
+    DESCRIPTION,
+    JobOutputArguments,
+    ToolFacts(kind="read", shown_arguments=("shell_id",)),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from culm.tools.files.read_tool import ReadTool
 from culm.tools.files.safe_open import OpenRefused, shown
 from culm.tools.files.walk import DirectoryEntry, list_directory
 from culm.tools.search.patterns import SKIPPED_DIRECTORIES, Glob, parse_glob
+from culm.wire.tools import ToolFacts
 
 ENTRIES_MAX = 1000  # More names than anybody reads.
 DEPTH = 2
@@ -44,7 +45,7 @@ class LsArguments(Struct, frozen=True):
     ] = DEPTH
 
 
-SPEC = make_spec("ls", DESCRIPTION, LsArguments)
+SPEC = make_spec("ls", DESCRIPTION, LsArguments, ToolFacts(kind="read", path_arguments=("path",)))
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from culm.tools.files.change import ChangeTool, FileChange, FileToChange, Rewrit
 from culm.tools.files.replace import ReplaceFailed, replaced
 from culm.tools.files.safe_open import OpenRefused
 from culm.wire.codec import Json, clean, encodable
+from culm.wire.tools import ToolFacts
 
 EDITS_MAX = 200
 EXPLAINED_MAX = 5  # Explaining takes time; more misses usually have the same reason.
@@ -41,7 +42,12 @@ class MultieditArguments(Struct, frozen=True):
     ]
 
 
-SPEC = make_spec("multiedit", DESCRIPTION, MultieditArguments)
+SPEC = make_spec(
+    "multiedit",
+    DESCRIPTION,
+    MultieditArguments,
+    ToolFacts(kind="edit", path_arguments=("file_path",)),
+)
 
 
 def make_multiedit(context: ToolContext) -> ChangeTool[MultieditArguments]:

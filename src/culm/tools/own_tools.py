@@ -20,6 +20,7 @@ from culm.tools.process.exchange import ExchangeAnswer, ExchangeRequest, exchang
 from culm.tools.process.output import CommandOutput, fit
 from culm.wire.codec import Json, clean, encodable, encode
 from culm.wire.runs import CrashPolicy
+from culm.wire.tools import ToolFacts
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class OwnCommand:
     @property
     def spec(self) -> ToolSpec:
         schema: dict[str, Json] = {"type": "object", "properties": {}, **self.own.parameters}
-        return ToolSpec(self.name, self.own.description, schema)
+        return ToolSpec(self.name, self.own.description, schema, ToolFacts(kind="execute"))
 
     @property
     def parallel(self) -> bool:

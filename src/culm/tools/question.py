@@ -17,6 +17,7 @@ from culm.wire.asks import (
     QuestionType,
 )
 from culm.wire.runs import CrashPolicy
+from culm.wire.tools import ToolFacts
 
 DESCRIPTION = """\
 Ask the person one to five questions and wait for the answers. Use it when a decision is theirs and
@@ -81,7 +82,7 @@ class QuestionArguments(Struct):
     ] = ""
 
 
-SPEC = make_spec(QUESTION, DESCRIPTION, QuestionArguments)
+SPEC = make_spec(QUESTION, DESCRIPTION, QuestionArguments, ToolFacts())
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from culm.tools.base import CallPlan, CallRequest, CallResult, ToolContext, free
 from culm.wire.codec import Json, clean, encode
 from culm.wire.messages import Todo
 from culm.wire.runs import CrashPolicy
+from culm.wire.tools import ToolFacts
 
 TODOS_MAX = 100  # They are sent with every change of the session.
 TODO_CHARS_MAX = 500
@@ -42,7 +43,7 @@ class TodosArguments(Struct, frozen=True):
     ]
 
 
-SPEC = make_spec("todos", DESCRIPTION, TodosArguments)
+SPEC = make_spec("todos", DESCRIPTION, TodosArguments, ToolFacts())
 
 
 @dataclass(frozen=True, slots=True)

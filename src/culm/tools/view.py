@@ -17,6 +17,7 @@ from culm.tools.files.read_access import FileAccess
 from culm.tools.files.read_stamps import ReadResult, stamp_of
 from culm.tools.files.read_tool import ReadTool
 from culm.tools.files.safe_open import OpenRefused, shown
+from culm.wire.tools import ToolFacts
 
 LINES = 2000  # Without a limit; the maximum that the Crush client shows.
 LINE_CHARS_MAX = 2000
@@ -42,7 +43,9 @@ class ViewArguments(Struct, frozen=True):
     ] = 0
 
 
-SPEC = make_spec("view", DESCRIPTION, ViewArguments)
+SPEC = make_spec(
+    "view", DESCRIPTION, ViewArguments, ToolFacts(kind="read", path_arguments=("file_path",))
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from culm.tools.files.change import ChangeTool, FileChange, FileToChange, Rewrit
 from culm.tools.files.diffs import unified
 from culm.tools.files.kinds import size_text
 from culm.wire.codec import Json, clean
+from culm.wire.tools import ToolFacts
 
 DESCRIPTION = (
     "Write a whole file. Creates it, with its directories, if it does not exist; otherwise "
@@ -24,7 +25,9 @@ class WriteArguments(Struct, frozen=True):
     content: Annotated[str, Meta(description="The complete contents of the file.")]
 
 
-SPEC = make_spec("write", DESCRIPTION, WriteArguments)
+SPEC = make_spec(
+    "write", DESCRIPTION, WriteArguments, ToolFacts(kind="edit", path_arguments=("file_path",))
+)
 
 
 def make_write(context: ToolContext) -> ChangeTool[WriteArguments]:

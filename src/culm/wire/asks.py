@@ -234,12 +234,29 @@ class Rule(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     ] = ""
 
 
+class CallerRule(Rule, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A rule of the caller of a run, who need not know the tool.
+
+    `match` is a pattern for the subject of the tool: its command if it has one, else its paths.
+    The server replaces it when it accepts the run.
+    """
+
+    match: Pattern = ""
+
+
+AnyRule = TypeVar("AnyRule", bound=Rule)
+
 # Decides instead of a person. It is sent with a prompt and stored with its run.
 Approve = Literal["ask", "allow", "deny"] | tuple[Rule, ...]
+CallerApprove = Literal["ask", "allow", "deny"] | tuple[CallerRule, ...]  # As it is sent.
 
 
 def parse_rules(value: Json) -> tuple[Rule, ...]:
     """Parse a list of rules; raises `InvalidRequest` with the number of the invalid rule."""
+    return _parse_rules(value, Rule)
+
+
+def _parse_rules(value: Json, kind: type[AnyRule]) -> tuple[AnyRule, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -247,25 +264,36 @@ def parse_rules(value: Json) -> tuple[Rule, ...]:
     items = cast("list[Json]", value)
     if len(items) > RULES_MAX:
         raise InvalidRequest(f"too many rules: at most {RULES_MAX}")
-    return tuple(_parse_rule(number, item) for number, item in enumerate(items))
+    return tuple(_parse_rule(number, item, kind) for number, item in enumerate(items))
 
 
-def _parse_rule(number: int, item: Json) -> Rule:
+def _parse_rule(number: int, item: Json, kind: type[AnyRule]) -> AnyRule:
     if isinstance(item, dict):  # Null counts as absent, as in all requests.
         fields = cast("dict[str, Json]", item)
         item = {name: value for name, value in fields.items() if value is not None}
     try:
-        return msgspec.convert(item, Rule)
+        return msgspec.convert(item, kind)
     except msgspec.ValidationError as exc:
         raise InvalidRequest(f"rule {number + 1} is invalid: {exc}") from exc
 
 
 def parse_approve(value: Json) -> Approve | None:
+    """Parse the stored `approve` of a run; raises `InvalidRequest`."""
+    return _parse_approve(value, Rule)
+
+
+def parse_caller_approve(value: Json) -> CallerApprove | None:
     """Parse the `approve` field of a prompt; raises `InvalidRequest`."""
+    return _parse_approve(value, CallerRule)
+
+
+def _parse_approve(
+    value: Json, kind: type[AnyRule]
+) -> Literal["ask", "allow", "deny"] | tuple[AnyRule, ...] | None:
     if value is None or value == "":
         return None
     if value in ("ask", "allow", "deny"):
         return value
     if not isinstance(value, list):
         raise InvalidRequest("approve must be ask, allow, deny or a list of rules")
-    return parse_rules(cast("Json", value))
+    return _parse_rules(cast("Json", value), kind)

@@ -25,6 +25,7 @@ from culm.wire.events import (
     SkillsEvent,
     UpdateAvailable,
 )
+from culm.wire.tools import ToolInfo
 
 _WORKSPACE = WorkspaceId("9a4d2d0c-6b0e-5d0f-8a56-0f7c3f0f7b11")
 _SESSION = SessionId("0b0c7a2e-7c8b-4d0e-9a6e-1b9f0d3c5a11")
@@ -245,6 +246,12 @@ _EXAMPLES: tuple[Json, ...] = (
     ),
     asks.SkipChanged("workspace", "", on=True, by=_CLIENT),
     ws.Process(4711, "make test", "call", _SESSION, _RUN, "call_1", 1.5, 9_437_184, [4711, 4713]),
+    ToolInfo(
+        name="edit",
+        kind="edit",
+        path_arguments=("file_path",),
+        shown_arguments=("file_path",),
+    ),
     CallOutput(_SESSION, "call_1", 0, "12 passed\n"),
     asks.QuestionAnswer(
         "", [asks.QuestionResponse("q1", ["pg"], notes={"pg": "version 16, please"})]

@@ -44,8 +44,8 @@ from culm.wire.agents import (
     SendLetter,
     StartAgent,
 )
-from culm.wire.asks import parse_approve
-from culm.wire.codec import decode, encode
+from culm.wire.asks import Approve
+from culm.wire.codec import Json, decode, encode
 from culm.wire.runs import Ending, Limits, RunChanged
 from culm.wire.workspaces import Process
 from culm.workspace.config import WorkspaceConfig
@@ -68,8 +68,10 @@ class AgentService:
         runs: Runs,
         mail: MailRoom,
         outbox: OutgoingMail,
+        parse_approve: Callable[[Json], Approve | None],
         check_open: Callable[[], None],
     ) -> None:
+        self._parse_approve = parse_approve
         self.agents = agents
         self.mail = mail
         self.outbox = outbox
@@ -89,7 +91,7 @@ class AgentService:
         if model is None:
             raise AgentNotReady
         names = list(self._context.tools())
-        approval = ApprovalPolicy(body.headless, parse_approve(body.approve))
+        approval = ApprovalPolicy(body.headless, self._parse_approve(body.approve))
         caller = AgentCaller("", (), (), top_agent(names, model), approval)
         assignment = AgentAssignment(
             prompt=body.prompt,
@@ -331,4 +333,6 @@ def make_agent_service(
         return make_agent_tools(delegation, may_start=True, roles=roles)
 
     toolbox.offer(tools_of)
-    return AgentService(context, agents, starter, runs, mail, outbox, check_open)
+    return AgentService(
+        context, agents, starter, runs, mail, outbox, toolbox.parse_approve, check_open
+    )

@@ -43,7 +43,6 @@ from culm.store.runs import (
 from culm.store.sessions import find_session
 from culm.store.store import Store
 from culm.wire.agents import Agent as SubAgent
-from culm.wire.asks import parse_approve
 from culm.wire.config import SelectedModel
 from culm.wire.runs import (
     AgentInfo,
@@ -55,6 +54,7 @@ from culm.wire.runs import (
     Run,
     State,
 )
+from culm.workspace.toolbox import Toolbox
 
 RUNS_SHOWN = 500
 PROMPT_CHARS_MAX = 4 << 20
@@ -76,9 +76,11 @@ class RunService:
         runs: Runs,
         store: Store,
         models: Models,
+        toolbox: Toolbox,
         find_duty: FindDuty,
         check_open: Callable[[], None],
     ) -> None:
+        self._toolbox = toolbox
         self._runs = runs
         self._store = store
         self._models = models
@@ -118,7 +120,9 @@ class RunService:
             tuple(body.attachments),
             body.limits,
             body.model,
-            ApprovalPolicy(bool(run_id) and not body.interactive, parse_approve(body.approve)),
+            ApprovalPolicy(
+                bool(run_id) and not body.interactive, self._toolbox.parse_approve(body.approve)
+            ),
         )
         asked, duty = await self._assign(SessionId(body.session_id), asked)
         run = self._runs.accept(

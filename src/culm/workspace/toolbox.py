@@ -18,7 +18,7 @@ from culm.ids import Ids, SessionId, WorkspaceId
 from culm.model.choice import MakeModel
 from culm.permission.gate import PermissionGate
 from culm.permission.hooks import Hooks
-from culm.permission.policy import PolicyInput
+from culm.permission.policy import PolicyInput, resolve_approve
 from culm.processes.base import Processes
 from culm.run.messages import Messages
 from culm.run.project_context import ContextPaths, ProjectContext
@@ -32,9 +32,11 @@ from culm.tools.files.paths import WorkspacePaths
 from culm.tools.own_tools import own_tools
 from culm.tools.process.jobs import BackgroundJobs
 from culm.tools.process.user_command import run_user_command
-from culm.wire.asks import Ask, R
+from culm.wire.asks import Approve, Ask, R, parse_caller_approve
+from culm.wire.codec import Json
 from culm.wire.messages import ShellCommand, ShellCommandPart
 from culm.wire.runs import ShellOutput
+from culm.wire.tools import ToolFacts, ToolInfo
 from culm.wire.workspaces import Process
 from culm.workspace.config import WorkspaceConfig
 from culm.workspace.roots import project_folder
@@ -117,17 +119,35 @@ class Toolbox:
 
     def tools(self) -> Mapping[str, Tool]:
         """Return the configured tools: built-in ones, and the user's own under unused names."""
+        disabled = self._configuration.tooling.disabled_tools
+        tools = {name: tool for name, tool in self._all_tools().items() if name not in disabled}
+        if "bash" in tools:
+            self.context.processes.warm_nowait()  # Start early, while the model answers.
+        return tools
+
+    def _all_tools(self) -> Mapping[str, Tool]:
         tooling = self._configuration.tooling
         if tooling is not self._made_for:
-            self._made_for, self._tools = tooling, self._make(tooling)
-        if "bash" in self._tools:
-            self.context.processes.warm_nowait()  # Start early, while the model answers.
+            built_in = {**self._make_more(tooling), **self._built_in}
+            own = own_tools(self.context, tooling.own_tools, built_in)
+            self._made_for, self._tools = tooling, {**built_in, **own}
         return self._tools
 
-    def _make(self, tooling: ToolConfig) -> Mapping[str, Tool]:
-        built_in = {**self._make_more(tooling), **self._built_in}
-        tools = {**built_in, **own_tools(self.context, tooling.own_tools, built_in)}
-        return {name: tool for name, tool in tools.items() if name not in tooling.disabled_tools}
+    def tool_infos(self) -> dict[str, ToolInfo]:
+        """Describe all tools to clients, including disabled ones."""
+        disabled = self._configuration.tooling.disabled_tools
+        return {
+            name: tool.spec.info(enabled=name not in disabled)
+            for name, tool in self._all_tools().items()
+        }
+
+    def parse_approve(self, value: Json) -> Approve | None:
+        """Parse the `approve` field of a prompt; raises `InvalidRequest`."""
+        tools = self._all_tools()
+        return resolve_approve(
+            parse_caller_approve(value),
+            lambda name: tools[name].spec.facts if name in tools else ToolFacts(),
+        )
 
     def _policy_input(self) -> PolicyInput:
         tooling = self._configuration.tooling

@@ -183,7 +183,9 @@ class LiveWorkspace:
             context, self.runs, *fleet_services, self._check_open, self._count_work
         )
         self.files = SessionFiles(store, self._check_open)
-        self.agent = RunService(self.runs, store, self._models, self._find_duty, self._check_open)
+        self.agent = RunService(
+            self.runs, store, self._models, self.toolbox, self._find_duty, self._check_open
+        )
         self.claims = Claims()
         self.closing = False
         self._is_abandoned = False  # Its runs had no client for too long: none keeps waiting.

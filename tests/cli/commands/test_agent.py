@@ -47,6 +47,7 @@ from culm.fleet.worker import lifecycle
 from culm.fleet.worker_server.connection import ServeMany, serve_on
 from culm.fleet.worker_server.run import ServingSettings
 from culm.ids import Ids
+from culm.tools.bash import SPEC
 from culm.wire.codec import Json
 from tests.cli.conftest import CliHarness, CommandResult
 from tests.support import WAIT_S, FakeClock
@@ -248,7 +249,8 @@ async def call_actor(
     approve: bool | None = None,
     typed: bool = False,
 ) -> int:
-    renderer = JsonCallRenderer(TextRenderer()) if as_json else TextCallRenderer(TextRenderer())
+    plain = TextRenderer({SPEC.name: SPEC.info()})
+    renderer = JsonCallRenderer(plain) if as_json else TextCallRenderer(plain)
     options = AgentCallOptions("actor", "go", folder, approve=approve)
     lines = TypedLines("what?\n", "y\n") if typed else None
     async with asyncio.timeout(WAIT_S):

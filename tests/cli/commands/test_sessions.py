@@ -220,7 +220,7 @@ async def test_waiting_prompts_are_counted_below_the_conversation(tmp_path: Path
         await harness.received.text("Hello")
         await harness.prompt("And then?")
         state = await get_state(harness.remote, harness.session_id)
-        assert list(lines_of(state, 0))[-1] == "(1 prompt waits; busy)"
+        assert list(lines_of(state, 0, {}))[-1] == "(1 prompt waits; busy)"
         harness.model.release()
         await harness.received.complete(run_id)
         await harness.until_idle()

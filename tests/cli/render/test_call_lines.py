@@ -3,7 +3,10 @@ import json
 import pytest
 
 from culm.cli.render.call_lines import block, call_line, diff_lines, result_lines
+from culm.tools.registry import SPECS
 from culm.wire.messages import ToolCall, ToolResult
+
+TOOLS = {spec.name: spec.info() for spec in SPECS}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,7 @@ from culm.wire.messages import ToolCall, ToolResult
     ],
 )
 def test_call_is_one_line_with_its_main_arguments(name: str, given: str, line: str) -> None:
-    assert call_line(ToolCall("c", name, given, finished=True)) == line
+    assert call_line(ToolCall("c", name, given, finished=True), TOOLS) == line
 
 
 CHANGED = {
@@ -68,7 +71,7 @@ WRITTEN = {"additions": 1, "removals": 0, "diff": "@@ -0,0 +1 @@\n+a\tb"}
     ],
 )
 def test_result_is_a_summary_line_with_diff_or_output(result: ToolResult, lines: list[str]) -> None:
-    assert list(result_lines(result)) == lines
+    assert list(result_lines(result, TOOLS)) == lines
 
 
 def test_long_block_shows_first_and_last_lines_without_repeats() -> None:

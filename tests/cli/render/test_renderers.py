@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from culm.cli.render.json_lines import JsonRenderer
 from culm.cli.render.renderers import HELD_LINES_MAX, RunRenderer, TextRenderer
 from culm.ids import AgentId, AskId, MessageId, RunId, SessionId
+from culm.tools.bash import SPEC
 from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged, AskState
 from culm.wire.messages import ToolCall, ToolResult
@@ -48,7 +49,7 @@ def test_control_characters_in_tool_names_and_errors_are_escaped(
 def test_call_output_is_streamed_and_the_result_adds_the_rest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    renderer = TextRenderer()
+    renderer = TextRenderer({SPEC.name: SPEC.info()})
     renderer.call(ToolCall("c", "bash", '{"command":"make"}', finished=True))
     for text in ("one\ntw", "o\n", "\x1b[2J"):
         renderer.output("c", text)
@@ -130,7 +131,7 @@ def agent(name: str, parent: str = "top") -> Agent:
 def test_agent_output_is_whole_lines_prefixed_with_the_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    renderer = TextRenderer()
+    renderer = TextRenderer({SPEC.name: SPEC.info()})
     renderer.text(MessageId("m"), "So far.")
     one, two = agent("read README.md"), agent("read README.md and more")
     first = renderer.agent(one)

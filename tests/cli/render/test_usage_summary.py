@@ -7,6 +7,7 @@ from culm.cli.terminal.status_area import AgentStatus, RunStatus
 from culm.client.stream import ServerEvent
 from culm.client.tree import SessionTree
 from culm.ids import AgentId, MessageId, RunId, SessionId
+from culm.tools.registry import SPECS
 from culm.wire.agents import Agent, AgentState, Waiting
 from culm.wire.codec import encode
 from culm.wire.messages import (
@@ -22,6 +23,8 @@ from culm.wire.messages import (
 )
 from culm.wire.runs import RunChanged, State
 
+TOOLS = {spec.name: spec.info() for spec in SPECS}
+
 TOP = SessionId("top")
 OURS = RunId("ours")
 NOW_S = 107.5
@@ -34,7 +37,7 @@ class SummaryHarness:
         self.tree = SessionTree(TOP, OURS)
         self._seq = 0
         self.set_usage(tokens, 0, cost)
-        self.summary = UsageSummary(self.tree, OURS, 100.0)
+        self.summary = UsageSummary(self.tree, OURS, 100.0, TOOLS)
         self.apply("run_changed", RunChanged(OURS, TOP, state, 1, run_id_given=True))
 
     def apply(self, type_: str, payload: msgspec.Struct) -> None:
@@ -97,7 +100,7 @@ def test_call_is_active_until_it_has_a_result() -> None:
 
 def test_agent_call_is_shown_without_its_arguments() -> None:
     call = ToolCall("c", "agent", '{"prompt":"mend it"}', finished=True)
-    assert call_text(call) == "agent"
+    assert call_text(call, TOOLS) == "agent"
 
 
 def test_calls_of_another_run_are_not_shown() -> None:

@@ -39,6 +39,7 @@ from culm.fleet.executor import HostCallFailed, Outcome
 from culm.fleet.host.caller import RunControl, WorkerAsk
 from culm.fleet.transport.base import ConnectFailed
 from culm.ids import MessageId
+from culm.tools.registry import SPECS
 from culm.wire.codec import Json, encode, printable
 from culm.wire.messages import ToolCall, ToolResult
 
@@ -71,7 +72,8 @@ class AgentCallOptions:
 
 def call_agent(calling: AgentCallOptions) -> int:
     """Run to the end and return the exit status; raises `AppError`."""
-    plain = TextRenderer()
+    # The agent is usually one of culm, and there is no server to ask about its tools.
+    plain = TextRenderer({spec.name: spec.info() for spec in SPECS})
     renderer = JsonCallRenderer(plain) if calling.as_json else TextCallRenderer(plain)
     lines = TerminalInput(plain) if calling.interactive else None
     controls = RunControl()
@@ -314,7 +316,7 @@ def ask_lines(ask: WorkerAsk) -> Iterator[str]:
     resource = [*whole_lines(ask.resource)] if ask.resource else []
     yield from resource
     if params := ask.body.get("params"):
-        lines = [*params_lines(ask.tool_name, params)]
+        lines = [*params_lines(params)]
         yield from lines if lines != resource else ()
     elif len(ask.question) > len(head):
         yield from whole_lines(ask.question)

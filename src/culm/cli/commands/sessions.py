@@ -23,7 +23,7 @@ from culm.cli.options import (
     session_argument,
     sessions_argument,
 )
-from culm.cli.render.call_lines import call_line
+from culm.cli.render.call_lines import KnownTools, call_line
 from culm.cli.render.tables import fitted_table
 from culm.cli.render.text import ago_text, counted, head_of, without_controls
 from culm.cli.render.transcript import GOOD_ENDS, markdown_of
@@ -267,25 +267,26 @@ def rows_of(sessions: Sequence[Session], now_s: float) -> list[Sequence[str]]:
 def show_session(where: ServerTarget, name: str, *, as_json: bool) -> None:
     require_output()
 
-    async def read(workspace: RemoteWorkspace) -> SessionState:
-        return await get_state(workspace, await find_session(workspace, name))
+    async def read(workspace: RemoteWorkspace) -> tuple[SessionState, KnownTools]:
+        state = await get_state(workspace, await find_session(workspace, name))
+        return state, {tool.name: tool for tool in await workspace.tools()}
 
-    state = visit(where, read)
+    state, tools = visit(where, read)
     if as_json:
         print_json(state)
     else:
-        for line in lines_of(state, LoopClock().now_s()):
+        for line in lines_of(state, LoopClock().now_s(), tools):
             print_output(f"{line}\n")
 
 
-def lines_of(state: SessionState, now_s: float) -> Iterator[str]:
+def lines_of(state: SessionState, now_s: float, tools: KnownTools) -> Iterator[str]:
     """The conversation for a person: the messages, and a line for each call."""
     session = state.session
     used = f"{counted(session.message_count, 'message', 'messages')}, ${session.cost:.4f}"
     yield head_of(session.title) or "-"
     yield f"{session.id}, {ago_text(session.updated_at, now_s)}, {used}"
     for message in state.messages:
-        lines = [line for part in message.parts for line in _part_lines(part)]
+        lines = [line for part in message.parts for line in _part_lines(part, tools)]
         if lines and message.role != "tool":
             yield ""
             yield f"{_author(message)}:"
@@ -301,14 +302,14 @@ def _author(message: Message) -> str:
     return head_of("/".join(filter(None, (message.provider, message.model)))) or message.role
 
 
-def _part_lines(part: Part) -> Iterator[str]:
+def _part_lines(part: Part, tools: KnownTools) -> Iterator[str]:
     match part:
         case TextPart(data=data) if data.text.strip():
             yield from without_controls(data.text).strip("\n").split("\n")
         case BinaryPart(data=data):
             yield f"(attached: {head_of(data.path) or head_of(data.mime_type)})"
         case ToolCallPart(data=data):
-            yield call_line(data)
+            yield call_line(data, tools)
         case ToolResultPart(data=data):
             yield f"{'✗' if data.is_error else '←'} {head_of(data.name)}: {head_of(data.content)}"
         case ShellCommandPart(data=data):

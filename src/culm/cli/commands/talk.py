@@ -40,6 +40,7 @@ from culm.client.workspace import RemoteWorkspace
 from culm.errors import AppError
 from culm.ids import SessionId
 from culm.settings import default_state_dir
+from culm.wire.tools import ToolInfo
 
 SESSIONS_SHOWN = 10
 HELP = """\
@@ -182,9 +183,11 @@ class Conversation:
             attachments=read_attachments(prompt.files),
             interactive=True,
         )
-        plain = TextRenderer(status_area=find_status_area(sys.stderr, os.environ), has_prompt=True)
+        tools: dict[str, ToolInfo] = {}
+        area = find_status_area(sys.stderr, os.environ)
+        plain = TextRenderer(tools, status_area=area, has_prompt=True)
         keys = KeyListener(sys.stdin.fileno(), lambda: asking.interrupted.set())
-        asking = PromptRun(options, RunScreen(plain, plain, TypedAnswers(plain, keys)))
+        asking = PromptRun(options, RunScreen(plain, plain, TypedAnswers(plain, keys), tools))
 
         async def ask() -> None:
             with keys.listening():

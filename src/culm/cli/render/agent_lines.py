@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
-from culm.cli.render.call_lines import CallNotes, path_text
+from culm.cli.render.call_lines import CallNotes, KnownTools, path_text
 from culm.cli.render.text import HEAD_CHARS, head_of
 from culm.ids import MessageId
 from culm.wire.agents import Agent
@@ -56,10 +56,11 @@ class AgentLines(CallNotes):
         self,
         path: tuple[str, ...],
         write: Callable[[str], None],
+        tools: KnownTools,
         *,
         has_rules: bool = False,
     ) -> None:
-        super().__init__(has_rules=has_rules)
+        super().__init__(tools, has_rules=has_rules)
         self._path = path
         self._write = write
         self._message_id = ""

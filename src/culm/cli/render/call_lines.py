@@ -17,36 +17,20 @@ from culm.cli.rules import arguments_of, rule_for
 from culm.wire.asks import AskChanged
 from culm.wire.codec import Json, printable
 from culm.wire.messages import ToolCall, ToolResult
+from culm.wire.tools import ToolFacts, ToolInfo
 
 LINES_MAX = 12  # Lines shown of the output or the changes of one call ...
 LINES_LAST = 3  # ... including its last ones, where a command reports its result.
 DIFF_CHARS_MAX = 50_000  # Comparing more takes longer than a person looks at it.
-ASSIGNMENTS_SHOWN_MAX = 10  # Nobody reads more on one line.
+ITEMS_SHOWN_MAX = 10  # Nobody reads more on one line.
 MARGIN = "  | "
 
 # The server's text for refusing a call that nobody is there to approve; a test compares them.
 _NOBODY_TO_ASK = "Not allowed: this needs a person's permission"
-_AGENT_TOOLS = ("agent", "agent_wait", "agent_send")  # The sub-agents' own lines show more.
 _PARTIAL_LINE_CHARS_MAX = 1000  # Limit of a line whose end has not arrived.
 
-# The arguments that identify a call.
-_SHOWN_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "bash": ("command",),
-    "view": ("file_path",),
-    "ls": ("path",),
-    "glob": ("pattern", "path"),
-    "grep": ("pattern", "path", "include"),
-    "edit": ("file_path",),
-    "multiedit": ("file_path",),
-    "write": ("file_path",),
-    "fetch": ("url",),
-    "download": ("url", "file_path"),
-    "job_output": ("shell_id",),
-    "job_kill": ("shell_id",),
-    "agent": ("prompt",),
-    "agent_send": ("agent", "message"),
-    "mail": ("action", "to", "letter", "text"),
-}
+KnownTools = Mapping[str, ToolInfo]  # By name; other tools are displayed without their facts.
+_NO_FACTS = ToolFacts()
 
 
 class _Change(Struct):
@@ -59,29 +43,32 @@ class _Change(Struct):
     diff: str = ""
 
 
-def call_line(call: ToolCall) -> str:
+def call_line(call: ToolCall, tools: KnownTools) -> str:
     """The tool and its most important arguments."""
     arguments = arguments_of(call.input)
-    assignments = arguments.get("assignments")
-    if call.name == "agent" and isinstance(assignments, list):
-        several = cast("list[Json]", assignments)
-        shown = [f"{len(several):,}:", "; ".join(map(_task_of, several[:ASSIGNMENTS_SHOWN_MAX]))]
-    else:
-        values = [arguments.get(name) for name in _SHOWN_ARGUMENTS.get(call.name, ())]
-        shown = [value for value in values if isinstance(value, str) and value]
-    text = " ".join(shown) or ("" if call.input == "{}" else call.input)
+    names = tools.get(call.name, _NO_FACTS).shown_arguments
+    shown = " ".join(filter(None, (_argument_text(arguments.get(name), names) for name in names)))
+    text = shown or ("" if call.input == "{}" else call.input)
     return f"→ {printable(call.name)} {head_of(text)}".rstrip()
 
 
-def _task_of(assignment: Json) -> str:
-    match assignment:
-        case {"prompt": str(prompt)}:
-            return head_of(prompt)
-        case _:
-            return "?"
+def _argument_text(value: Json, names: Sequence[str]) -> str:
+    """A text as it is; of a list the number of items and the first argument shown of each."""
+    if not isinstance(value, list):
+        return value if isinstance(value, str) else ""
+    items = cast("list[Json]", value)
+    shown = "; ".join(_item_text(item, names) for item in items[:ITEMS_SHOWN_MAX])
+    return f"{len(items):,}: {shown}" if items else ""
 
 
-def result_lines(result: ToolResult, shown: int = 0) -> Iterator[str]:
+def _item_text(item: Json, names: Sequence[str]) -> str:
+    if isinstance(item, dict):
+        fields = cast("dict[str, Json]", item)
+        item = next((fields[name] for name in names if name in fields), None)
+    return head_of(item) if isinstance(item, str) else "?"
+
+
+def result_lines(result: ToolResult, tools: KnownTools, shown: int = 0) -> Iterator[str]:
     """The result of a call, without the first `shown` lines, which were shown while it ran."""
     if result.is_error:
         yield f"✗ {result.name}: {head_of(result.content)}"
@@ -91,13 +78,13 @@ def result_lines(result: ToolResult, shown: int = 0) -> Iterator[str]:
         yield f"← {result.name}: +{change.additions} -{change.removals} lines"
         diff = change.diff.splitlines() or diff_lines(change.old_content, change.new_content)
         yield from block(diff)
-    elif result.name == "bash":
+    elif tools.get(result.name, _NO_FACTS).command_argument:
         lines = result.content.rstrip("\n").split("\n")
         if len(lines) == 1 and not shown:
-            yield f"← bash: {head_of(lines[0])}"
+            yield f"← {result.name}: {head_of(lines[0])}"
             return
         yield from block(lines, shown)
-        yield f"← bash: {len(lines):,} lines"
+        yield f"← {result.name}: {len(lines):,} lines"
     else:
         yield f"← {result.name}: {len(result.content):,} chars"
 
@@ -137,7 +124,8 @@ def _change_of(result: ToolResult) -> _Change:
 class CallNotes(ABC):
     """Reports the progress of calls, one line per step."""
 
-    def __init__(self, *, has_rules: bool = False) -> None:
+    def __init__(self, tools: KnownTools, *, has_rules: bool = False) -> None:
+        self.tools = tools
         self.has_rules = has_rules
         self._calls: dict[str, ToolCall] = {}  # The running calls ...
         # ... and of each the number of lines seen and the line whose end has not arrived.
@@ -149,12 +137,12 @@ class CallNotes(ABC):
 
     def call(self, call: ToolCall) -> None:
         self._calls[call.id] = call
-        self.note(call_line(call))
+        self.note(call_line(call, self.tools))
 
     def output(self, call_id: str, text: str) -> None:
         call = self._calls.get(call_id)
-        if call is not None and call.name in _AGENT_TOOLS:
-            return
+        if call is not None and self.tools.get(call.name, _NO_FACTS).kind == "agent":
+            return  # The lines of the agents themselves show more.
         seen, partial = self._outputs.get(call_id, (0, ""))
         *lines, partial = (partial + text).split("\n")
         for line in lines[: max(LINES_MAX - seen, 0)]:
@@ -165,10 +153,12 @@ class CallNotes(ABC):
     def result(self, result: ToolResult) -> None:
         call = self._calls.pop(result.tool_call_id, None)
         seen, _ = self._outputs.pop(result.tool_call_id, (0, ""))
-        for line in result_lines(result, min(seen, LINES_MAX)):
+        for line in result_lines(result, self.tools, min(seen, LINES_MAX)):
             self.note(line)
         if call is not None and result.is_error and result.content.startswith(_NOBODY_TO_ASK):
-            self.note(f"hint: --approve auto, or --approve {rule_for(call.name, call.input)}")
+            facts = self.tools.get(call.name, _NO_FACTS)
+            rule = rule_for(call.name, call.input, facts)
+            self.note(f"hint: --approve auto, or --approve {rule}")
 
     def allowed(self, call: ToolCall) -> None:
         by = "--approve" if self.has_rules else "an earlier answer, or a hook"

@@ -5,10 +5,11 @@ Data goes to stdout, everything else to stderr.
 
 import sys
 from collections import deque
+from types import MappingProxyType
 from typing import Protocol
 
 from culm.cli.render.agent_lines import AgentLines, label_of, used_text
-from culm.cli.render.call_lines import CallNotes
+from culm.cli.render.call_lines import CallNotes, KnownTools
 from culm.cli.render.text import without_controls
 from culm.cli.terminal.process import ending_text, print_output, write
 from culm.cli.terminal.status_area import RunStatus, StatusArea
@@ -83,13 +84,14 @@ class TextRenderer(CallNotes):
 
     def __init__(
         self,
+        tools: KnownTools = MappingProxyType({}),
         *,
         has_rules: bool = False,
         status_area: StatusArea | None = None,
         has_answer: bool = True,
         has_prompt: bool = False,
     ) -> None:
-        super().__init__(has_rules=has_rules)
+        super().__init__(tools, has_rules=has_rules)
         self._has_prompt = has_prompt
         self._status_area = status_area
         self._has_answer = has_answer
@@ -148,7 +150,7 @@ class TextRenderer(CallNotes):
         above = self._paths.get(agent.parent_id, ())
         taken = {path[-1] for path in self._paths.values()}
         path = self._paths[agent.agent_id] = (*above, label_of(agent, taken))
-        return AgentLines(path, self._agent_line, has_rules=self.has_rules)
+        return AgentLines(path, self._agent_line, self.tools, has_rules=self.has_rules)
 
     def _agent_line(self, line: str) -> None:
         """Print a line of an agent, but never between a question and its answer."""

@@ -7,7 +7,7 @@ its latest step only, so this module adds up both as they change.
 from collections.abc import Iterator
 
 from culm.cli.render.agent_lines import label_of
-from culm.cli.render.call_lines import call_line
+from culm.cli.render.call_lines import KnownTools, call_line
 from culm.cli.terminal.status_area import AgentStatus, RunStatus
 from culm.client.mirror import Mirror
 from culm.client.tree import AgentBranch, SessionTree
@@ -27,13 +27,15 @@ _WAITS = {
     "question": "waits for an answer",
     "agents": "waits for its agents",
 }
-_AGENT_TOOLS = ("agent", "agent_wait")  # Their agents have lines of their own below.
 
 
 class UsageSummary:
     """Counts from its creation on. Call `count` after every event, before it is shown."""
 
-    def __init__(self, tree: SessionTree, run_id: RunId, started_s: float) -> None:
+    def __init__(
+        self, tree: SessionTree, run_id: RunId, started_s: float, tools: KnownTools
+    ) -> None:
+        self._tools = tools
         self._tree = tree
         self._run_id = run_id
         self._started_s = started_s
@@ -62,7 +64,7 @@ class UsageSummary:
         """The activity and usage of the whole tree now."""
         self.count()
         answer = _latest_answer(self._tree)
-        calls = [call_text(call) for call in running_calls(self._tree)]
+        calls = [call_text(call, self._tools) for call in running_calls(self._tree)]
         return RunStatus(
             model="/".join(filter(None, (answer.provider, answer.model))) if answer else "",
             elapsed_s=max(now_s - self._started_s, 0.0),
@@ -88,7 +90,9 @@ class UsageSummary:
             agent = branch.agent
             if agent.state != "ended":
                 label = self._labels[agent.agent_id]
-                yield AgentStatus(label, activity_of(branch), agent.tokens, agent.cost, depth)
+                yield AgentStatus(
+                    label, activity_of(branch, self._tools), agent.tokens, agent.cost, depth
+                )
             left += [(one, depth + 1) for one in reversed(below.get(agent.session_id, ()))]
 
     def _has_begun(self) -> bool:
@@ -104,14 +108,14 @@ class UsageSummary:
         return session.cost if session else 0.0
 
 
-def activity_of(branch: AgentBranch) -> str:
+def activity_of(branch: AgentBranch, tools: KnownTools) -> str:
     """A short text for the current activity of an agent."""
     if branch.agent.state == "pending":
         return "starts"
     if branch.agent.waiting_for in ("ask", "question", "slot"):
         return _WAITS[branch.agent.waiting_for]
     if calls := running_calls(branch.mirror):
-        return ", ".join(map(call_text, calls))
+        return ", ".join(call_text(call, tools) for call in calls)
     return _WAITS.get(branch.agent.waiting_for) or _model_activity(branch.mirror)
 
 
@@ -126,8 +130,11 @@ def running_calls(mirror: Mirror) -> list[ToolCall]:
     return []
 
 
-def call_text(call: ToolCall) -> str:
-    return call.name if call.name in _AGENT_TOOLS else call_line(call).removeprefix("→ ")
+def call_text(call: ToolCall, tools: KnownTools) -> str:
+    tool = tools.get(call.name)
+    if tool is not None and tool.kind == "agent":
+        return call.name  # Its agents have lines of their own below.
+    return call_line(call, tools).removeprefix("→ ")
 
 
 def _model_activity(mirror: Mirror) -> str:

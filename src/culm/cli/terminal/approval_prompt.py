@@ -34,8 +34,10 @@ from culm.wire.codec import Json, encode, printable
 LINE_BYTES_MAX = 4096  # The limit of a terminal in line mode.
 RETRY_S = 1.0  # A server that restarts answers soon.
 COVERAGE_SHOWN_MAX = 5
-_WITH_COMMAND = ("bash", "job_kill")
-_WITH_CHANGE = ("edit", "multiedit", "write")
+# Parameters that add nothing to a command: other lines show them, or the model explains itself.
+_BESIDE_COMMAND = frozenset(
+    {"description", "working_dir", "run_in_background", "auto_background_after", "shell_id"}
+)
 
 ANSWERS = {
     **dict.fromkeys(("y", "yes"), "allow"),
@@ -208,7 +210,7 @@ class ApprovalPrompt:
 def permission_lines(ask: Ask[PermissionRequest]) -> Iterator[str]:
     """The exact call, the reason for the ask, and the coverage of a wider consent."""
     request = ask.request
-    yield from params_lines(request.tool_name, request.params)
+    yield from params_lines(request.params)
     yield from location_lines(request.path, ask.why)
     if ask.grains:
         more = len(ask.grains) - COVERAGE_SHOWN_MAX
@@ -216,12 +218,14 @@ def permission_lines(ask: Ask[PermissionRequest]) -> Iterator[str]:
         yield f"  [s] and [w] cover: {', '.join(map(head_of, shown))}"
 
 
-def params_lines(tool_name: str, params: Json) -> Iterator[str]:
-    """The input of a tool: all of it, unless one part of a culm tool contains everything."""
+def params_lines(params: Json) -> Iterator[str]:
+    """The input of a tool: all of it, unless it is just a command or the change of a file."""
     match params:
-        case {"old_content": str(before), "new_content": str(after)} if tool_name in _WITH_CHANGE:
+        case {"old_content": str(before), "new_content": str(after), **rest} if rest.keys() <= {
+            "file_path"
+        }:
             yield from map(_with_margin, diff_lines(before, after))
-        case {"command": str(command)} if tool_name in _WITH_COMMAND:
+        case {"command": str(command), **rest} if rest.keys() <= _BESIDE_COMMAND:
             yield from whole_lines(command)
         case _:
             yield _with_margin(encode(params or {}).decode())

@@ -26,6 +26,7 @@ BY_NOUN: Mapping[str, list[Route]] = {
     "agents": agents.ROUTES,
     "mail": agents.MAIL_ROUTES,
     "processes": workspaces.PROCESS_ROUTES,
+    "tools": workspaces.TOOL_ROUTES,
     "config": config.ROUTES,
     "project": workspaces.PROJECT_ROUTES,
     "skills": extensions.SKILL_ROUTES,

@@ -16,6 +16,7 @@ from culm.wire.events import CURSOR_HEADER, PAYLOADS
 from culm.wire.messages import RawMessage
 from culm.wire.queries import ClientQuery, EventsQuery, SnapshotQuery, StatsQuery, split_names
 from culm.wire.runs import Stats
+from culm.wire.tools import ToolInfo
 from culm.workspace.registry import Registry
 from culm.workspace.workspace import LiveWorkspace
 
@@ -127,6 +128,11 @@ async def list_processes(workspace: LiveWorkspace) -> list[wire.Process]:
     return await workspace.processes()
 
 
+async def list_tools(workspace: LiveWorkspace) -> list[ToolInfo]:
+    """List the tools of a workspace: their arguments that rules match and clients display."""
+    return list(workspace.toolbox.tool_infos().values())
+
+
 async def needs_init(workspace: LiveWorkspace) -> wire.NeedsInit:
     """Check if clients should offer to write instructions for agents. The answer is always no."""
     return wire.NeedsInit()
@@ -174,6 +180,7 @@ ROUTES = [
 ]
 STATS_ROUTES = [Route("GET", f"{WORKSPACE}/stats", get_stats)]
 PROCESS_ROUTES = [Route("GET", f"{WORKSPACE}/processes", list_processes)]
+TOOL_ROUTES = [Route("GET", f"{WORKSPACE}/tools", list_tools)]
 PROJECT_ROUTES = [
     Route("GET", f"{WORKSPACE}/project/needs-init", needs_init),
     Route("POST", f"{WORKSPACE}/project/init", init_project),
