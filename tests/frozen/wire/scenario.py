@@ -195,6 +195,7 @@ async def _run_own_commands(story: Story, session_id: SessionId) -> None:
     await story.ask("POST", f"{A}/shell", {"command": " "}, session_id=session_id)
     await story.ask("POST", f"{A}/shell", shell, session_id=UNKNOWN)
     await story.ask("GET", f"{W}/processes")
+    await story.ask("GET", f"{W}/tools")
     await story.ask("GET", f"{W}/stats")
     await story.tick()
 

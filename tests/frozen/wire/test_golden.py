@@ -46,6 +46,7 @@ OURS = {
     f"DELETE {_W}/permissions/grants/{{grant_id}}",
     f"GET {_W}/questions",
     f"GET {_W}/processes",
+    f"GET {_W}/tools",
     f"GET {_W}/stats",
     f"GET {_W}/agents",
     f"POST {_W}/agents",
