@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from culm.clock import pause
+from culm.clock import within
 from culm.errors import AppError, ModelFailed
 from culm.ids import SessionId
 from culm.model.base import ModelRequest, ReasoningDelta, TextDelta
@@ -75,7 +75,10 @@ async def _find_title(
 ) -> tuple[str, float]:
     for chosen in _candidates(context.models.current, asked.model):
         try:
-            return await _ask_in_time(context, chosen, session_id, asked.prompt)
+            asking = _ask(context.models, chosen, session_id, asked.prompt)
+            if (found := await within(context.clock, TITLE_S, asking)) is not None:
+                return found
+            log.info("no title from %s within %g s", chosen.settings.model, TITLE_S)
         except AppError as exc:
             log.info("no title from %s: %s", chosen.settings.model, exc.message)
     return UNTITLED, 0.0
@@ -87,24 +90,6 @@ def _candidates(models: ModelConfig, wanted: SelectedModel | None) -> Iterable[C
     for provider, model in dict.fromkeys((n.provider, n.model) for n in named if n is not None):
         if not models.why_not(provider, model):
             yield models.get(provider, model)
-
-
-async def _ask_in_time(
-    context: TurnContext, chosen: ChosenModel, session_id: SessionId, prompt: str
-) -> tuple[str, float]:
-    """Bound the request by the injected clock, which `asyncio.timeout` does not use."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            asking = group.create_task(_ask(context.models, chosen, session_id, prompt))
-            waiting = group.create_task(pause(context.clock, TITLE_S))
-            await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            asking.cancel()
-            waiting.cancel()
-    except ExceptionGroup as exc:
-        raise exc.exceptions[0] from exc
-    if asking.cancelled():
-        raise ModelFailed("No title", f"it took longer than {TITLE_S:g} s")
-    return asking.result()
 
 
 async def _ask(
