@@ -17,13 +17,13 @@ from culm.tools import (
     arguments,
     bash,
     download,
-    entry_points,
     fetch,
     glob,
     grep,
     job_output,
     ls,
     multiedit,
+    registry,
     todos,
     view,
 )
@@ -32,12 +32,9 @@ from culm.tools.base import Tool, ToolContext
 from culm.tools.files import change as changing
 from culm.tools.files import file_executor as work
 from culm.tools.files import safe_open as opening
-from culm.tools.files import walk
 from culm.tools.files.paths import WorkspacePaths
 from culm.tools.process import jobs, output, running
-from culm.tools.process import user_command as shell_command
 from culm.tools.process.jobs import BackgroundJobs
-from culm.tools.registry import make_tools
 from culm.tools.search import process as search
 from culm.tools.search import ripgrep
 from culm.tools.web import http_fetch as getting
@@ -53,7 +50,7 @@ def _tools() -> dict[str, Tool]:
     context = ToolContext(
         "", WorkspacePaths(Path("/")), nothing, nothing, nothing, nothing, nothing, dict, Path("/")
     )
-    made = make_tools(context, BackgroundJobs(nothing))
+    made = registry.make_tools(context, BackgroundJobs(nothing))
     return {name: tool for name, tool in made.items() if type(tool).__module__.startswith("culm.")}
 
 
@@ -135,7 +132,11 @@ def tool_bounds() -> str:
             f"{changing.HISTORY_CHARS_MAX:,} characters; larger files are not stored",
         ),
         ("`multiedit`", "edits", f"{multiedit.EDITS_MAX}"),
-        ("`ls`", "entries; names read from a directory", f"{ls.ENTRIES_MAX:,}; {walk.NAMES_MAX:,}"),
+        (
+            "`ls`",
+            "entries; names read from a directory",
+            f"{ls.ENTRIES_MAX:,}; {opening.NAMES_MAX:,}",
+        ),
         ("`glob`", "paths", f"{glob.FILES_MAX}, the newest"),
         ("`grep`", "lines; of a line", f"{grep.MATCHES_MAX}; {search.LINE_CHARS_SHOWN} characters"),
         (
@@ -155,14 +156,14 @@ def tool_bounds() -> str:
         ("`download`", "a file", _size(download.FILE_BYTES_MAX)),
         ("`todos`", "steps", f"{todos.TODOS_MAX}"),
         ("`!command`", "time; output", _bounds_of_shell()),
-        ("tools of packages", "in total", f"{entry_points.TOOLS_MAX}"),
+        ("tools of packages", "in total", f"{registry.TOOLS_MAX}"),
         ("your own tools", "output", _size(own.OUTPUT_BYTES_MAX)),
     )
     return _table("what", rows)
 
 
 def _bounds_of_shell() -> str:
-    return f"{_seconds(shell_command.WALL_S)}; {_size(shell_command.SHOWN_BYTES_MAX)}"
+    return f"{_seconds(running.WALL_S)}; {_size(running.SHOWN_BYTES_MAX)}"
 
 
 def process_bounds() -> str:

@@ -22,8 +22,8 @@ from msgspec.structs import replace
 from culm.files import UnreadableFile, read_file, replace_file
 from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.tools.base import ToolContext
+from culm.tools.process.child import ExchangeAnswer, ExchangeRequest, exchange
 from culm.tools.process.environment import PATH_BYTES_MAX, command_env, unasked_env, why_git_asks
-from culm.tools.process.exchange import ExchangeAnswer, ExchangeRequest, exchange
 from culm.wire.codec import clean, decode, encode, printable
 
 log = logging.getLogger(__name__)

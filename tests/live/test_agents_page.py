@@ -13,7 +13,7 @@ from culm.config.schema import AgentRole
 from culm.settings import Settings
 from culm.subagents.delegation import ANSWER_CHARS_MAX, LIST_MAX
 from culm.subagents.start_policy import BUILT_IN_ROLES
-from culm.tools.agent_requests import ASSIGNMENTS_MAX
+from culm.tools.agent_tools import ASSIGNMENTS_MAX
 from culm.wire.agents import PROMPT_CHARS_MAX
 from tests.live.harness import RESUME_S, ROOT, environment, make_directory, open_process_server
 from tests.live.machine import env_of

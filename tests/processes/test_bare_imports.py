@@ -17,7 +17,6 @@ SEARCH = {
     "culm.tools",
     "culm.tools.files",
     "culm.tools.files.safe_open",
-    "culm.tools.files.walk",
     "culm.tools.search",
     "culm.tools.search.patterns",
     "culm.tools.search.process",

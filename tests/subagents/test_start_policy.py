@@ -18,7 +18,7 @@ from culm.subagents.start_policy import (
     roles_with,
     top_agent,
 )
-from culm.tools.agent_requests import AgentAssignment
+from culm.tools.agent_tools import AgentAssignment
 from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits
 

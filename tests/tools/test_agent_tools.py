@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from culm.tools.agent_requests import (
+from culm.tools.agent_tools import (
+    AGENTS_MAX,
     ASSIGNMENTS_MAX,
     TIMEOUT_S_MAX,
     AgentAssignment,
@@ -16,8 +17,8 @@ from culm.tools.agent_requests import (
     SteerAgent,
     StopAgents,
     WaitForAgents,
+    make_agent_tools,
 )
-from culm.tools.agent_tools import AGENTS_MAX, make_agent_tools
 from culm.tools.base import CallPlan, CallRequest, CallResult, Tool, Watch
 from culm.wire.agents import PROMPT_CHARS_MAX
 from culm.wire.codec import Json, decode, encode

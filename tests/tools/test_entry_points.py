@@ -51,7 +51,7 @@ lines = []
 class Kept(logging.Handler):
     def emit(self, record): lines.append(record.getMessage())
 logging.getLogger().addHandler(Kept())
-from culm.tools.entry_points import package_tools
+from culm.tools.registry import package_tools
 assert "parrots" not in sys.modules
 context = object()
 tools = package_tools(context, {"view": None})
@@ -64,7 +64,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "configuration.md"
 THROW = """
 import asyncio
 from culm.tools.base import CallRequest
-from culm.tools.entry_points import package_tools
+from culm.tools.registry import package_tools
 async def throw(sides):
     dice = package_tools(object(), ())["dice"]
     plan = await dice.prepare(CallRequest("c", "dice", "", {"sides": sides}))
@@ -105,7 +105,7 @@ def test_package_tools_get_the_context_and_broken_ones_are_left_out(
 
 
 def test_no_packages_give_no_tools() -> None:
-    code = "from culm.tools.entry_points import package_tools\nprint(package_tools(object(), ()))"
+    code = "from culm.tools.registry import package_tools\nprint(package_tools(object(), ()))"
     assert run_python(code) == "{}\n"
 
 

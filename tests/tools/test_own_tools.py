@@ -21,7 +21,7 @@ from culm.tools.own_tools import (
     read_output,
     schema_problems,
 )
-from culm.tools.process.exchange import ExchangeAnswer
+from culm.tools.process.child import ExchangeAnswer
 from culm.tools.process.output import MODEL_BYTES_MAX
 from culm.wire.codec import Json, encode
 from culm.wire.tools import ToolFacts

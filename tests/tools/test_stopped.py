@@ -7,8 +7,14 @@ import pytest
 from culm.tools.base import CallResult
 from culm.tools.files.file_executor import StopFlag
 from culm.tools.files.paths import PathTarget, WorkspacePaths
-from culm.tools.files.safe_open import DEPTH_MAX, OpenRefused
-from culm.tools.files.walk import NAMES_MAX, WalkReport, list_directory, walk
+from culm.tools.files.safe_open import (
+    DEPTH_MAX,
+    NAMES_MAX,
+    OpenRefused,
+    WalkReport,
+    list_directory,
+    walk,
+)
 from culm.tools.glob import GlobArguments, make_glob
 from culm.tools.ls import LsArguments, make_ls
 from culm.tools.search.patterns import IgnoreRules

@@ -8,7 +8,7 @@ import pytest
 
 from culm.store.sessions import read_files, read_stamp
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction
-from culm.tools.files.read_stamps import stamp_of
+from culm.tools.files.read_tool import stamp_of
 from culm.tools.view import (
     CHUNK_BYTES,
     IMAGE_BYTES_MAX,

@@ -13,7 +13,7 @@ import pytest
 from culm.store.sessions import read_stamp
 from culm.tools.base import CallPlan, CallResult, ResolvedAction
 from culm.tools.files.change import FILE_BYTES_MAX
-from culm.tools.files.read_stamps import stamp_of
+from culm.tools.files.read_tool import stamp_of
 from culm.tools.write import make_write
 from culm.wire.codec import encode
 from tests.support import WAIT_S

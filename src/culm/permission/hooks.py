@@ -18,8 +18,8 @@ from culm.config.schema import Hook, regex_problem
 from culm.config.tooling import PRE_TOOL_USE
 from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.tools.base import CallRequest, ToolContext
+from culm.tools.process.child import ExchangeAnswer, ExchangeRequest, exchange
 from culm.tools.process.environment import command_env
-from culm.tools.process.exchange import ExchangeAnswer, ExchangeRequest, exchange
 from culm.wire.codec import Json, clean, encodable, encode
 
 log = logging.getLogger(__name__)

@@ -11,13 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_letters, digits
 
-from culm.shell.checks import check, is_numeric_test
-from culm.shell.coverage import SUBCOMMANDS, coverage_of, is_interpreter, runner_length, runs_words
-from culm.shell.options import NotReadOnly, ReadOnlyCheck
+from culm.shell.checks import NotReadOnly, ReadOnlyCheck, check, is_numeric_test
+from culm.shell.coverage import (
+    SUBCOMMANDS,
+    WRAPPERS,
+    coverage_of,
+    fill_in,
+    is_interpreter,
+    runner_length,
+    runs_words,
+    unwrap,
+)
 from culm.shell.paths import NULL, PathDisk, ReadablePaths, RealDisk
 from culm.shell.table import TABLE, VERSIONS
 from culm.shell.words import Directories, Outcome, SimpleCommand, Word, names
-from culm.shell.wrappers import WRAPPERS, fill_in, unwrap
 
 COMMANDS_MAX = 1_000  # More than anybody reads; a text with more is unclear as a whole.
 TEXTS_MAX = 16  # `bash -c` in `bash -c` in …

@@ -27,7 +27,7 @@ from culm.subagents.start_policy import (
 )
 from culm.subagents.starter import END_S, AgentCaller, AgentStarter, all_ended, check_going
 from culm.subagents.tree import AgentTree, BoundedDict
-from culm.tools.agent_requests import (
+from culm.tools.agent_tools import (
     AgentRequest,
     ListAgents,
     MailRequest,

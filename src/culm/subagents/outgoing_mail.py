@@ -24,7 +24,7 @@ from culm.store.store import Store
 from culm.subagents.services import BlockingCall
 from culm.subagents.starter import AgentCaller
 from culm.subagents.tree import AgentTree
-from culm.tools.agent_requests import MailRequest
+from culm.tools.agent_tools import MailRequest
 from culm.tools.base import CallResult
 from culm.wire.agents import EXTERNAL_PREFIX, LETTERS_SHOWN, PERSON, LetterKind, LetterShown
 from culm.wire.codec import Json

@@ -13,7 +13,7 @@ from msgspec import Struct
 from culm.config.schema import AgentRole
 from culm.errors import InvalidRequest
 from culm.run.limits import check_limits
-from culm.tools.agent_requests import AgentAssignment
+from culm.tools.agent_tools import AgentAssignment
 from culm.wire.config import SelectedModel
 from culm.wire.runs import Limits
 

@@ -26,7 +26,7 @@ from culm.subagents.start_policy import (
     plan_agent,
     roles_with,
 )
-from culm.tools.agent_requests import AgentAssignment
+from culm.tools.agent_tools import AgentAssignment
 from culm.tools.base import CallRequest
 from culm.wire.codec import encode
 from culm.wire.config import SelectedModel

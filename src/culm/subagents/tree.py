@@ -46,7 +46,7 @@ from culm.subagents.provisioning import AgentEnvironment
 from culm.subagents.replay import ReplayContext, call_of
 from culm.subagents.start_policy import AgentTerms, StartRefused, allowed_tools
 from culm.subagents.worker_turn import WorkerTurnResult, WorkerTurns
-from culm.tools.agent_requests import AgentRequest, Delegation, ReserveBudget, ReservedBudget
+from culm.tools.agent_tools import AgentRequest, Delegation, ReserveBudget, ReservedBudget
 from culm.tools.base import CallRequest, CallResult, QuestionPlan, ResolvedAction
 from culm.tools.question import QUESTION
 from culm.wire.agents import Agent, AgentDetails, RawAgent, Waiting

@@ -17,13 +17,12 @@ from culm.model.base import ToolSpec
 from culm.tools.arguments import InvalidArguments, PathText, make_spec, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, ToolContext
 from culm.tools.fetch import coverage_of, resolve_target, resolved, shown_private, why
-from culm.tools.files.change import FileToChange, find_file, special_path
+from culm.tools.files.change import MODE_NEW, FileToChange, find_file, special_path
 from culm.tools.files.file_executor import StopFlag
 from culm.tools.files.kinds import size_text
 from culm.tools.files.paths import MissingPath, WorkspacePaths
 from culm.tools.files.read_tool import run_in_thread
 from culm.tools.files.safe_open import OpenRefused, shown
-from culm.tools.files.writing import MODE_NEW
 from culm.tools.web.addresses import CheckedTarget
 from culm.tools.web.http_fetch import (
     TIMEOUT_S,

@@ -13,10 +13,8 @@ from culm.tools.arguments import PathText, make_spec, metadata
 from culm.tools.base import CallResult
 from culm.tools.files.file_executor import StopFlag
 from culm.tools.files.paths import KERNEL_FOLDERS, OpenPath, PathTarget, WorkspacePaths
-from culm.tools.files.read_access import FileAccess
-from culm.tools.files.read_tool import ReadTool
-from culm.tools.files.safe_open import OpenRefused, shown
-from culm.tools.files.walk import WalkReport, walk
+from culm.tools.files.read_tool import FileAccess, ReadTool
+from culm.tools.files.safe_open import OpenRefused, WalkReport, shown, walk
 from culm.tools.search.patterns import (
     PATTERN_CHARS_MAX,
     IgnoreRules,

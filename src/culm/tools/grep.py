@@ -20,8 +20,7 @@ from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.tools.arguments import InvalidArguments, PathText, make_spec, metadata, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult, ToolContext
 from culm.tools.files.paths import KERNEL_FOLDERS, OpenPath, PathTarget
-from culm.tools.files.read_access import check_read, reading_action
-from culm.tools.files.read_tool import run_in_thread
+from culm.tools.files.read_tool import check_read, reading_action, run_in_thread
 from culm.tools.files.safe_open import OpenRefused
 from culm.tools.glob import notes, read_gitignore
 from culm.tools.process.child import (
@@ -31,7 +30,6 @@ from culm.tools.process.child import (
     open_deadline,
     run_child,
 )
-from culm.tools.search.dialect import for_ripgrep
 from culm.tools.search.patterns import PATTERN_CHARS_MAX, parse_glob
 from culm.tools.search.process import (
     FILE_BYTES_MAX,
@@ -47,6 +45,7 @@ from culm.tools.search.ripgrep import (
     Ripgrep,
     RipgrepProgram,
     find_program,
+    for_ripgrep,
 )
 from culm.tools.view import size_text
 from culm.wire.codec import clean

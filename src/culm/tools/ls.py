@@ -11,10 +11,8 @@ from culm.tools.arguments import PathText, make_spec, metadata
 from culm.tools.base import CallResult
 from culm.tools.files.file_executor import StopFlag
 from culm.tools.files.paths import OpenPath, PathTarget, WorkspacePaths
-from culm.tools.files.read_access import FileAccess
-from culm.tools.files.read_tool import ReadTool
-from culm.tools.files.safe_open import OpenRefused, shown
-from culm.tools.files.walk import DirectoryEntry, list_directory
+from culm.tools.files.read_tool import FileAccess, ReadTool
+from culm.tools.files.safe_open import DirectoryEntry, OpenRefused, list_directory, shown
 from culm.tools.search.patterns import SKIPPED_DIRECTORIES, Glob, parse_glob
 from culm.wire.tools import ToolFacts
 

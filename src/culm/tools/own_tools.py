@@ -15,8 +15,8 @@ from culm.config.schema import OwnTool
 from culm.model.base import ToolSpec
 from culm.processes.base import ProcessExit, ProcessOwner, ProcessStartFailed
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, ToolContext
+from culm.tools.process.child import ExchangeAnswer, ExchangeRequest, exchange
 from culm.tools.process.environment import command_env
-from culm.tools.process.exchange import ExchangeAnswer, ExchangeRequest, exchange
 from culm.tools.process.output import CommandOutput, fit
 from culm.wire.codec import Json, clean, encodable, encode
 from culm.wire.runs import CrashPolicy

@@ -13,9 +13,7 @@ from culm.tools.base import CallResult
 from culm.tools.files.file_executor import StopFlag
 from culm.tools.files.kinds import UTF16_BOMS, check_text, image_type, read_head, size_text
 from culm.tools.files.paths import OpenPath, PathTarget, WorkspacePaths
-from culm.tools.files.read_access import FileAccess
-from culm.tools.files.read_stamps import ReadResult, stamp_of
-from culm.tools.files.read_tool import ReadTool
+from culm.tools.files.read_tool import FileAccess, ReadResult, ReadTool, stamp_of
 from culm.tools.files.safe_open import OpenRefused, shown
 from culm.wire.tools import ToolFacts
 

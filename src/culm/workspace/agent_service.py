@@ -31,8 +31,7 @@ from culm.subagents.provisioning import AgentEnvironment
 from culm.subagents.start_policy import StartRefused, role_text, roles_with, top_agent
 from culm.subagents.starter import AgentCaller, AgentStarter, all_ended
 from culm.subagents.tree import AgentTree
-from culm.tools.agent_requests import AgentAssignment
-from culm.tools.agent_tools import make_agent_tools
+from culm.tools.agent_tools import AgentAssignment, make_agent_tools
 from culm.tools.base import Tool
 from culm.wire.agents import (
     Agent,

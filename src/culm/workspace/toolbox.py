@@ -31,7 +31,7 @@ from culm.tools.files.file_executor import FileExecutor
 from culm.tools.files.paths import WorkspacePaths
 from culm.tools.own_tools import own_tools
 from culm.tools.process.jobs import BackgroundJobs
-from culm.tools.process.user_command import run_user_command
+from culm.tools.process.running import run_user_command
 from culm.wire.asks import Approve, Ask, R, parse_caller_approve
 from culm.wire.codec import Json
 from culm.wire.messages import ShellCommand, ShellCommandPart

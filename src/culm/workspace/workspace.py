@@ -56,7 +56,7 @@ from culm.store.sessions import (
     top_sessions,
 )
 from culm.store.store import TRIM_MAX, Store, trim
-from culm.tools.files.read_stamps import stamp_of
+from culm.tools.files.read_tool import stamp_of
 from culm.wire.agents import Agent as SubAgent
 from culm.wire.codec import encode
 from culm.wire.config import Config

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.tools.files.mismatch import COMPARED_CHARS_MAX, explain_miss
-from culm.tools.files.replace import ReplaceFailed, replaced
+from culm.tools.files.replace import COMPARED_CHARS_MAX, ReplaceFailed, explain_miss, replaced
 
 CODE = "def one():\n    return 1\n\n\ndef two():\n\tx = 1\n\treturn  2\n"
 

@@ -17,8 +17,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
 from typing import BinaryIO, NamedTuple
 
-from culm.tools.files.safe_open import OpenRefused, open_file
-from culm.tools.files.walk import WalkReport, walk
+from culm.tools.files.safe_open import OpenRefused, WalkReport, open_file, walk
 from culm.tools.search.patterns import Glob, parse_gitignore, parse_glob
 
 FILE_BYTES_MAX = 2 << 20  # Larger files are data or generated.

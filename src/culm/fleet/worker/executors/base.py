@@ -86,7 +86,7 @@ def preload_executors() -> None:
     from culm.model.catalog import entry_points_of
     from culm.model.offline.intents import parse_intents
     from culm.store.memory import empty_database
-    from culm.tools.entry_points import GROUP, load_makers
+    from culm.tools.registry import GROUP, load_makers
 
     # Searching for tools of other packages takes longer than the rest of a first run. If there are
     # any, each worker loads them itself: foreign code may start threads, which forbids forking.

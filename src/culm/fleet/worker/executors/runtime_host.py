@@ -16,7 +16,7 @@ from culm.fleet.executor import HostCallFailed, RunHost
 from culm.fleet.worker.executors.runtime_events import EventSender
 from culm.permission.gate import DECLINED
 from culm.run.limits import UsageEstimate
-from culm.tools.agent_requests import AgentRequest, ReserveBudget, ReservedBudget
+from culm.tools.agent_tools import AgentRequest, ReserveBudget, ReservedBudget
 from culm.tools.base import CallRequest, CallResult, QuestionPlan, Watch
 from culm.wire.asks import Question, QuestionRequest, QuestionResponse
 from culm.wire.runs import Used

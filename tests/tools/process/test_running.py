@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from culm.tools.process.user_command import SHOWN_BYTES_MAX, run_user_command
+from culm.tools.process.running import SHOWN_BYTES_MAX, run_user_command
 from tests.support import WAIT_S
 from tests.tools.command_harness import open_command_harness
 

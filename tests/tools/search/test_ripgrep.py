@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.tools.search.dialect import for_ripgrep
+from culm.tools.search.ripgrep import for_ripgrep
 
 
 @pytest.mark.parametrize(
