@@ -158,20 +158,12 @@ class Mailbox(Protocol):
         """Remove exactly this letter. False if it was already removed."""
         ...
 
-    def ack_id(self, letter_id: str) -> bool:
-        """Remove the first claimed letter with that id. False if there is none."""
-        ...
-
     def put_back(self, claim: ClaimedLetter) -> bool:
         """Undo the claim; the letter keeps its position. False if it is not claimed."""
         ...
 
     def bury(self, claim: ClaimedLetter) -> bool:
         """Keep the letter as dead, for inspection only. False if it is not claimed."""
-        ...
-
-    def is_empty(self) -> bool:
-        """Return True if no letter is waiting to be claimed."""
         ...
 
     def pending_count(self) -> int:

@@ -413,13 +413,6 @@ class Maildir:
         with self.opened() as box:
             return box.drop(claim.name, Subfolder.CUR)
 
-    def ack_id(self, letter_id: str) -> bool:
-        with self.opened() as box:
-            for name in box.names(Subfolder.CUR):
-                if has_id(name, letter_id) and _read(box, name):
-                    return box.drop(name, Subfolder.CUR)
-        return False
-
     def put_back(self, claim: ClaimedLetter) -> bool:
         with self.opened() as box:
             return box.move(claim.name, Subfolder.CUR, Subfolder.NEW)
@@ -429,10 +422,6 @@ class Maildir:
             moved = box.move(claim.name, Subfolder.CUR, Subfolder.DEAD)
             _trim(box)
         return moved
-
-    def is_empty(self) -> bool:
-        with self.opened() as box:
-            return not box.names(Subfolder.NEW)
 
     def pending_count(self) -> int:
         with self.opened() as box:

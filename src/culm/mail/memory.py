@@ -166,12 +166,6 @@ class MemoryMailbox:
             del disk.files[claim.name]
             return True
 
-    def ack_id(self, letter_id: str) -> bool:
-        for claim in self.recover():
-            if claim.letter.id == letter_id:
-                return self.ack(claim)
-        return False
-
     def put_back(self, claim: ClaimedLetter) -> bool:
         with self._post.opened(self._address) as disk:
             return disk.move(claim.name, LetterState.CLAIMED, LetterState.DELIVERED)
@@ -179,10 +173,6 @@ class MemoryMailbox:
     def bury(self, claim: ClaimedLetter) -> bool:
         with self._post.opened(self._address) as disk:
             return disk.keep(claim.name, LetterState.DEAD)
-
-    def is_empty(self) -> bool:
-        with self._post.opened(self._address) as disk:
-            return not disk.names(LetterState.DELIVERED)
 
     def pending_count(self) -> int:
         with self._post.opened(self._address) as disk:

@@ -50,37 +50,19 @@ def parse_command(body: bytes) -> SpawnCommand:
     return SpawnCommand(rest[: int(count)], cwd, rest[int(count) :])
 
 
-class CommandEnded:
-    """The end of a command as its shim reports it."""
-
-    __slots__ = ("code", "left", "lost", "signal", "swept")
-
-    def __init__(
-        self, code: int | None, signal: int | None, swept: int, left: list[int], *, lost: bool
-    ) -> None:
-        self.code = code
-        self.signal = signal
-        self.swept = swept
-        self.left = left
-        self.lost = lost
+def encode_ended(
+    code: int | None, signal: int | None, swept: int, left: list[int], *, lost: bool
+) -> bytes:
+    """Encode the end of a command as its shim reports it."""
+    numbers = " ".join("-" if number is None else str(number) for number in (code, signal))
+    return f"ended {numbers} {swept} {int(lost)} {encode_left(left)}".encode()
 
 
-def encode_ended(ended: CommandEnded) -> bytes:
-    code = "-" if ended.code is None else str(ended.code)
-    number = "-" if ended.signal is None else str(ended.signal)
-    left = encode_left(ended.left)
-    return f"ended {code} {number} {ended.swept} {int(ended.lost)} {left}".encode()
-
-
-def parse_ended(fields: list[str]) -> CommandEnded:
-    code, number, swept, lost, left = fields
-    return CommandEnded(
-        None if code == "-" else int(code),
-        None if number == "-" else int(number),
-        int(swept),
-        parse_left(left),
-        lost=lost == "1",
-    )
+def parse_ended(fields: list[str]) -> tuple[int | None, int | None, int, list[int], bool]:
+    """Return the exit code, the signal, the swept and the left processes, and `lost`."""
+    code, signal = (None if number == "-" else int(number) for number in fields[:2])
+    swept, lost, left = fields[2:]
+    return code, signal, int(swept), parse_left(left), lost == "1"
 
 
 def encode_left(pids: list[int]) -> str:

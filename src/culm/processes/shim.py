@@ -28,7 +28,6 @@ from culm.processes.linux import (
     start_ticks_of,
 )
 from culm.processes.packets import (
-    CommandEnded,
     SpawnCommand,
     encode_ended,
     parse_command,
@@ -236,8 +235,8 @@ class Shim:
                 number = os.WTERMSIG(self._status)
             else:
                 code = os.WEXITSTATUS(self._status)
-        ended = CommandEnded(code, number, len(self._swept), left, lost=self._is_lost)
-        send(self._channel, encode_ended(ended))
+        ended = encode_ended(code, number, len(self._swept), left, lost=self._is_lost)
+        send(self._channel, ended)
 
     def _write_record(self) -> None:
         """Record the command for the next server, in case all our processes are killed at once."""

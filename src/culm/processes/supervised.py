@@ -168,10 +168,9 @@ class SupervisedProcess(HeldProcess):
                 self.failure = step, int(number)
                 self.end(ProcessExit(None))
             case ["ended", *rest]:
-                ended = parse_ended(rest)
-                left = tuple(ended.left)
+                code, number, swept, left, lost = parse_ended(rest)
                 self.is_stopping = self.is_stopping or bool(left)
-                self.end(ProcessExit(ended.code, ended.signal, ended.swept, left, ended.lost))
+                self.end(ProcessExit(code, number, swept, tuple(left), lost))
             case _:
                 raise AssertionError(f"unknown packet from a shim: {fields}")
 

@@ -27,21 +27,15 @@ from culm.fleet.protocol.frames import (
 from culm.fleet.protocol.host import (
     OPEN_BYTES_MAX,
     ApprovalAsked,
-    EventReceived,
     EventsLost,
     HostCalled,
     HostMachine,
-    SendNow,
-    WorkerRunEnded,
 )
 from culm.fleet.protocol.worker import (
     STUCK,
     AbortRun,
-    ApprovalAnswered,
-    HostCallReplied,
     RequestCancel,
     RevokeRun,
-    SendFrame,
     StartRun,
     SteerRun,
     WorkerMachine,
@@ -61,7 +55,7 @@ def test_run_starts_is_steered_and_ends_with_its_terminal() -> None:
     machine = WorkerMachine()
     assert machine.on_frame(ONE) == [StartRun(1, ONE)]
     assert machine.on_frame(SteerFrame("left")) == [SteerRun(1, SteerMessage("left"))]
-    assert machine.on_ended(1, completed("done")) == [RevokeRun(1), SendFrame(DONE)]
+    assert machine.on_ended(1, completed("done")) == [RevokeRun(1), DONE]
     assert machine.on_ended(1, completed("done")) == []
     assert machine.on_frame(TWO) == [StartRun(2, TWO)]
 
@@ -94,7 +88,7 @@ def test_second_run_starts_after_the_first_with_messages_sent_to_it() -> None:
     assert machine.on_frame(SteerFrame("for two", "m1")) == []
     assert machine.on_ended(1, CANCELLED) == [
         RevokeRun(1),
-        SendFrame(STOPPED),
+        STOPPED,
         StartRun(2, TWO, (SteerMessage("for two", "m1"),)),
     ]
 
@@ -120,8 +114,8 @@ def test_runs_superseded_before_start_end_in_order() -> None:
     assert machine.on_frame(THREE) == []
     assert machine.on_ended(1, completed("done")) == [
         RevokeRun(1),
-        SendFrame(DONE),
-        SendFrame(STOPPED),
+        DONE,
+        STOPPED,
         StartRun(2, THREE),
     ]
 
@@ -131,7 +125,7 @@ def test_cancel_applies_to_the_newest_run_and_both_runs_end() -> None:
     machine.on_frame(ONE)
     machine.on_frame(TWO)
     assert machine.on_frame(Cancel()) == []
-    assert machine.on_ended(1, CANCELLED) == [RevokeRun(1), SendFrame(STOPPED), SendFrame(STOPPED)]
+    assert machine.on_ended(1, CANCELLED) == [RevokeRun(1), STOPPED, STOPPED]
     assert machine.on_frame(THREE) == [StartRun(2, THREE)]
 
 
@@ -145,8 +139,8 @@ def test_executor_ignoring_cancel_is_aborted_then_abandoned() -> None:
     assert machine.on_grace(1) == [AbortRun(1)]
     machine.on_frame(TWO)
     terminal = TerminalFrame("error", error=STUCK.error)
-    assert machine.on_grace(1) == [RevokeRun(1), SendFrame(STOPPED), SendFrame(terminal)]
-    assert machine.on_frame(THREE) == [SendFrame(terminal)]
+    assert machine.on_grace(1) == [RevokeRun(1), STOPPED, terminal]
+    assert machine.on_frame(THREE) == [terminal]
     assert machine.on_ended(1, completed("at last")) == []
     assert machine.on_frame(ONE) == [StartRun(2, ONE)]
 
@@ -157,7 +151,7 @@ def test_aborted_run_is_canceled_whatever_it_returns() -> None:
     machine.on_frame(ONE)
     machine.on_frame(Cancel())
     machine.on_grace(1)
-    assert machine.on_ended(1, failed("cancelled inside")) == [RevokeRun(1), SendFrame(STOPPED)]
+    assert machine.on_ended(1, failed("cancelled inside")) == [RevokeRun(1), STOPPED]
     assert machine.on_grace(1) == []
 
 
@@ -168,7 +162,7 @@ def test_ask_is_answered_once_and_not_after_its_run_ends() -> None:
     assert machine.on_request(1, ApprovalRequest("sa-1", BASH))
     assert machine.on_frame(ApprovalReply("sa-2", approved=True)) == []
     assert machine.on_frame(ApprovalReply("sa-1", approved=True)) == [
-        ApprovalAnswered("sa-1", approved=True)
+        ApprovalReply("sa-1", approved=True)
     ]
     assert machine.on_frame(ApprovalReply("sa-1", approved=False)) == []
     machine.on_request(1, ApprovalRequest("sa-3", EMPTY))
@@ -186,9 +180,7 @@ def test_host_call_is_sent_only_to_a_host_that_accepts_calls() -> None:
     ours.on_frame(ONE)
     assert not foreign.on_request(1, SubAgentRequest("h1", "c1", LIST))
     assert ours.on_request(1, SubAgentRequest("h1", "c1", LIST))
-    assert ours.on_frame(SubAgentReply("h1", {"result": 1})) == [
-        HostCallReplied("h1", {"result": 1})
-    ]
+    assert ours.on_frame(SubAgentReply("h1", {"result": 1})) == [SubAgentReply("h1", {"result": 1})]
     assert ours.on_frame(SubAgentReply("h1", {"result": 2})) == []
 
 
@@ -239,16 +231,16 @@ def test_each_run_has_one_terminal_and_runs_do_not_overlap(seed: int) -> None:
                 case StartRun(run=run):
                     assert not active
                     active.add(run)
-                case SendFrame(frame=TerminalFrame()):
+                case TerminalFrame():
                     terminals += 1
                 case _:
                     continue
     effects = [*machine.on_ended(min(active, default=0), CANCELLED)]
     for effect in effects:
-        terminals += isinstance(effect, SendFrame)
+        terminals += isinstance(effect, TerminalFrame)
         if isinstance(effect, StartRun):
             terminals += len(
-                [e for e in machine.on_ended(effect.run, CANCELLED) if type(e) is SendFrame]
+                [e for e in machine.on_ended(effect.run, CANCELLED) if type(e) is TerminalFrame]
             )
     assert terminals == asked
 
@@ -259,8 +251,8 @@ def test_each_run_has_one_terminal_and_runs_do_not_overlap(seed: int) -> None:
 def test_host_emits_events_in_order_and_ends_with_the_terminal() -> None:
     machine = HostMachine(ONE)
     event = Raw(b'{"type":"token","content":"a"}')
-    assert machine.on_frame(EventFrame(event)) == [EventReceived(event)]
-    assert machine.on_frame(DONE) == [WorkerRunEnded(completed("done"))]
+    assert machine.on_frame(EventFrame(event)) == [EventFrame(event)]
+    assert machine.on_frame(DONE) == [completed("done")]
     assert machine.on_frame(EventFrame(event)) == []
     assert machine.on_frame(DONE) == []
     assert machine.cancel() is None
@@ -291,7 +283,7 @@ def test_open_asks_are_limited_in_bytes() -> None:
     machine = HostMachine(ONE)
     large = Raw(b'"%s"' % (b"x" * (OPEN_BYTES_MAX // 2)))
     assert machine.on_frame(ApprovalRequest("sa-1", large)) == [ApprovalAsked("sa-1", {})]
-    refused = SendNow(ApprovalReply("sa-2", approved=False))
+    refused = ApprovalReply("sa-2", approved=False)
     assert machine.on_frame(ApprovalRequest("sa-2", large)) == [refused]
     machine.answer("sa-1", approved=True)
     assert machine.on_frame(ApprovalRequest("sa-3", large)) == [ApprovalAsked("sa-3", {})]
@@ -311,19 +303,17 @@ def test_too_many_open_requests_are_refused_by_the_host() -> None:
         machine.on_frame(ApprovalRequest(f"sa-{number}", EMPTY))
         machine.on_frame(SubAgentRequest(f"h{number}", "", EMPTY))
     assert machine.on_frame(ApprovalRequest("more", EMPTY)) == [
-        SendNow(ApprovalReply("more", reason="too many asks are open"))
+        ApprovalReply("more", reason="too many asks are open")
     ]
     assert machine.on_frame(SubAgentRequest("more", "", EMPTY)) == [
-        SendNow(SubAgentReply("more", {"error": "too many host calls are open"}))
+        SubAgentReply("more", {"error": "too many host calls are open"})
     ]
 
 
 def test_host_call_from_an_unprovisioned_worker_is_refused() -> None:
     foreign, ours = HostMachine(ONE), HostMachine(ONE, host_calls=True)
     call = SubAgentRequest("h1", "c1", LIST)
-    assert foreign.on_frame(call) == [
-        SendNow(SubAgentReply("h1", {"error": "host calls are not taken"}))
-    ]
+    assert foreign.on_frame(call) == [SubAgentReply("h1", {"error": "host calls are not taken"})]
     assert ours.on_frame(call) == [HostCalled("h1", "c1", {"op": "list"})]
     assert ours.reply("h1", {"result": []}) == SubAgentReply("h1", {"result": []})
     assert ours.reply("h1", {"result": []}) is None
@@ -331,9 +321,9 @@ def test_host_call_from_an_unprovisioned_worker_is_refused() -> None:
 
 def test_unsupported_requests_are_refused_and_the_run_continues() -> None:
     machine = HostMachine(ONE)
-    assert machine.on_frame(OwnedTreeRequest("t1")) == [SendNow(OwnedTreeReply("t1"))]
+    assert machine.on_frame(OwnedTreeRequest("t1")) == [OwnedTreeReply("t1")]
     assert machine.on_frame(SessionMessageAdmitted({})) == []
-    assert machine.on_frame(DONE) == [WorkerRunEnded(completed("done"))]
+    assert machine.on_frame(DONE) == [completed("done")]
 
 
 def test_unadmitted_messages_are_known_when_the_run_ends() -> None:
@@ -364,16 +354,14 @@ def test_gap_is_reported_and_an_uncounted_gap_fails_the_run() -> None:
         effects += [*machine.on_frame(batch(4, counted)), *machine.on_frame(DONE)]
         return effects
 
-    counted = EventReceived(Raw(b'{"type":"runner_progress","dropped_events":2}'))
+    counted = EventFrame(Raw(b'{"type":"runner_progress","dropped_events":2}'))
     assert end_with(2) == [
-        EventReceived(Raw(b"{}")),
+        EventFrame(Raw(b"{}")),
         EventsLost(2),
         counted,
-        WorkerRunEnded(completed("done")),
+        completed("done"),
     ]
-    assert end_with(1)[-1] == WorkerRunEnded(
-        failed("the run's history has a gap: 1 events never arrived")
-    )
+    assert end_with(1)[-1] == failed("the run's history has a gap: 1 events never arrived")
 
 
 @pytest.mark.parametrize(
@@ -387,4 +375,4 @@ def test_gap_is_reported_and_an_uncounted_gap_fails_the_run() -> None:
     ],
 )
 def test_protocol_violation_by_the_worker_fails_its_run(frame: TerminalFrame, error: str) -> None:
-    assert HostMachine(ONE).on_frame(frame) == [WorkerRunEnded(failed(error))]
+    assert HostMachine(ONE).on_frame(frame) == [failed(error)]

@@ -9,9 +9,6 @@ from culm.fleet.provision import Provision, RemotePlacement
 from culm.fleet.transport.base import ConnectFailed, Link
 from culm.fleet.transport.websocket import connect_websocket
 
-# Takes an endpoint, a token, and a file with the only certificates to trust.
-Dial = Callable[[str, str | None, Path | None], Awaitable[Link]]
-
 
 class RemoteWorker:
     """Implements `Worker`."""
@@ -53,11 +50,8 @@ class ConnectLauncher:
     endpoint in `pins`, exactly the certificates in that file are trusted.
     """
 
-    def __init__(
-        self, pins: Mapping[str, Path] | None = None, dial: Dial = connect_websocket
-    ) -> None:
+    def __init__(self, pins: Mapping[str, Path] | None = None) -> None:
         self._pins = pins or {}
-        self._dial = dial
 
     async def launch(self, provision: Provision) -> RemoteWorker:
         """Raises `LaunchFailed` unless a link can be opened with that token."""
@@ -66,7 +60,7 @@ class ConnectLauncher:
             raise LaunchFailed("the placement is not remote, so there is no endpoint")
         endpoint = placement.endpoint
         token = provision.secrets.worker_auth_token
-        dial = partial(self._dial, endpoint, token, self._pins.get(endpoint))
+        dial = partial(connect_websocket, endpoint, token, self._pins.get(endpoint))
         try:
             link = await dial()
         except ConnectFailed as exc:

@@ -36,6 +36,7 @@ from culm.fleet.host.caller import (
 from culm.fleet.protocol.frames import (
     MESSAGE_BYTES_MAX,
     BadFrame,
+    EventFrame,
     ParentFrame,
     RunSpec,
     TerminalFrame,
@@ -44,12 +45,9 @@ from culm.fleet.protocol.frames import (
 )
 from culm.fleet.protocol.host import (
     ApprovalAsked,
-    EventReceived,
     EventsLost,
     HostCalled,
     HostMachine,
-    SendNow,
-    WorkerRunEnded,
 )
 from culm.fleet.provision import NO_LIMITS, SECONDS_MAX, WorkerLimits
 from culm.fleet.transport.base import Link, LinkLost
@@ -268,7 +266,7 @@ class _Driving:
             self._admitting = [steer for steer in outstanding if steer not in left]
         for happening in happenings:
             match happening:
-                case EventReceived(event=event):
+                case EventFrame(event=event):
                     await self._callbacks.on_event(event)
                 case EventsLost():
                     await self._callbacks.on_gap()
@@ -276,10 +274,10 @@ class _Driving:
                     self._on_asked(happening)
                 case HostCalled():
                     self._on_called(happening)
-                case SendNow(frame=answer):
-                    self._queue_frame(answer)
-                case WorkerRunEnded(outcome=outcome):
-                    return outcome
+                case Outcome():
+                    return happening
+                case _:
+                    self._queue_frame(happening)
         self._admitting = []
         if self._is_ahead:
             self._wake()

@@ -62,9 +62,8 @@ def _qos_of_raw(event: Raw) -> Qos:
 class EventBatcher:
     """Collects the outgoing events of one run."""
 
-    def __init__(self, spec: RunSpec, *, strict: bool = False) -> None:
+    def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
-        self._strict = strict  # No event of any class may be dropped.
         self._pending: list[Raw] = []
         self._qos: Qos = "durable"
         self._seq = 0  # The last number assigned.
@@ -90,7 +89,7 @@ class EventBatcher:
         batch = Batch(
             first_seq=self._seq - len(events) + 1,
             last_seq=self._seq,
-            qos="durable" if self._strict else self._qos,
+            qos=self._qos,
             events=events,
             logical_session=self._spec.logical_session,
             activation_id=self._spec.activation_run_id,

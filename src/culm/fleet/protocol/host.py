@@ -25,7 +25,6 @@ from culm.fleet.protocol.frames import (
     EventFrame,
     OwnedTreeReply,
     OwnedTreeRequest,
-    ParentFrame,
     RunSpec,
     SessionMessageAdmitted,
     SteerFrame,
@@ -40,10 +39,6 @@ _log = logging.getLogger(__name__)
 OPEN_BYTES_MAX: Final = 8 << 20  # For all open requests; decoded, they take ten times as much.
 ANSWERED_MAX: Final = 256  # Ids that are known to have been answered.
 STEERS_MAX: Final = 256  # Messages that wait to be admitted.
-
-
-class EventReceived(Struct, frozen=True):
-    event: Raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +61,9 @@ class HostCalled:
     args: dict[str, Json]
 
 
-@dataclass(frozen=True, slots=True)
-class SendNow:
-    """A frame to be sent to the worker at once."""
-
-    frame: ParentFrame
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRunEnded:
-    """The run is over; no later frame belongs to it."""
-
-    outcome: Outcome
-
-
-Happening = EventReceived | EventsLost | ApprovalAsked | HostCalled | SendNow | WorkerRunEnded
+Answer = ApprovalReply | SubAgentReply | OwnedTreeReply  # To be sent to the worker at once.
+# An outcome is the end of the run; no later frame belongs to it.
+Happening = EventFrame | EventsLost | ApprovalAsked | HostCalled | Answer | Outcome
 
 
 class _Receipt(Struct):
@@ -148,14 +131,14 @@ class HostMachine:
         match frame:
             case EventFrame(event=event):
                 self._inspect_event(event)
-                return [EventReceived(event)]
+                return [frame]
             case EventBatch():
                 return self._on_batch(frame)
             case ApprovalRequest(id=ask_id, body=body):
                 if not self._is_new(self._asks, ask_id):
                     return []
                 if not self._may_open(self._asks, body):
-                    return [SendNow(self._refusal(ask_id, "too many asks are open"))]
+                    return [self._refusal(ask_id, "too many asks are open")]
                 self._asks[ask_id] = len(bytes(body))
                 return [ApprovalAsked(ask_id, _object_in(body))]
             case SubAgentRequest():
@@ -164,7 +147,7 @@ class HostMachine:
                 return self._end(self._outcome_of(frame))
             case OwnedTreeRequest(id=request_id):
                 # Without a page, which means a refusal.
-                return [SendNow(OwnedTreeReply(request_id))]
+                return [OwnedTreeReply(request_id)]
             case SessionMessageAdmitted():
                 return []  # We send no typed input that could have been admitted.
 
@@ -180,7 +163,7 @@ class HostMachine:
         happenings: list[Happening] = [EventsLost(taken.missing)] if taken.missing else []
         for event in taken.events:
             self._inspect_event(event)
-            happenings.append(EventReceived(event))
+            happenings.append(EventFrame(event))
         return happenings
 
     def _on_call(self, frame: SubAgentRequest) -> list[Happening]:
@@ -188,7 +171,7 @@ class HostMachine:
             return []
         if not self._host_calls or not self._may_open(self._calls, frame.args):
             why = "too many host calls are open" if self._host_calls else "host calls are not taken"
-            return [SendNow(SubAgentReply(frame.id, {"error": why}))]
+            return [SubAgentReply(frame.id, {"error": why})]
         self._calls[frame.id] = len(bytes(frame.args))
         return [HostCalled(frame.id, frame.tool_call_id, _object_in(frame.args))]
 
@@ -224,7 +207,7 @@ class HostMachine:
         self.outcome = outcome
         self._asks.clear()
         self._calls.clear()
-        return [WorkerRunEnded(outcome)]
+        return [outcome]
 
     def _is_new(self, waiting: dict[str, int], open_id: str) -> bool:
         if open_id in waiting or open_id in self._answered:

@@ -9,8 +9,6 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from msgspec import UNSET
-
 from culm.fleet.executor import CANCELLED, Outcome, SteerMessage, failed
 from culm.fleet.protocol.frames import (
     OPEN_MAX,
@@ -27,7 +25,6 @@ from culm.fleet.protocol.frames import (
     SubAgentRequest,
     TerminalFrame,
 )
-from culm.wire.codec import Json
 
 _log = logging.getLogger(__name__)
 
@@ -74,39 +71,17 @@ class SteerRun:
     steer: SteerMessage
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalAnswered:
-    """The answer to an approval request."""
-
-    id: str
-    approved: bool
-    reason: str = ""  # Why it was not approved, if nobody decided that.
-
-
-@dataclass(frozen=True, slots=True)
-class HostCallReplied:
-    """The answer to a host call."""
-
-    id: str
-    result: Json
-
-
-@dataclass(frozen=True, slots=True)
-class SendFrame:
-    """Send a terminal, which follows all events of its run."""
-
-    frame: TerminalFrame
-
-
+# The answers to open requests are passed on, and a terminal frame is sent after all events of its
+# run.
 Effect = (
     StartRun
     | RequestCancel
     | AbortRun
     | RevokeRun
     | SteerRun
-    | ApprovalAnswered
-    | HostCallReplied
-    | SendFrame
+    | ApprovalReply
+    | SubAgentReply
+    | TerminalFrame
 )
 _Phase = Literal["running", "stopping", "aborting", "stuck"]
 
@@ -149,16 +124,16 @@ class WorkerMachine:
                 return self._on_cancel()
             case SteerFrame(text=text, id=steer_id):
                 return self._on_message(SteerMessage(text, steer_id))
-            case ApprovalReply(id=ask_id, approved=approved, reason=reason):
+            case ApprovalReply(id=ask_id):
                 if self._active is None or ask_id not in self._active.asks:
                     return self._ignore("an answer to no open ask", ask_id)
                 self._active.asks.discard(ask_id)
-                return [ApprovalAnswered(ask_id, approved, "" if reason is UNSET else reason)]
-            case SubAgentReply(id=call_id, result=result):
+                return [frame]
+            case SubAgentReply(id=call_id):
                 if self._active is None or call_id not in self._active.calls:
                     return self._ignore("an answer to no open host call", call_id)
                 self._active.calls.discard(call_id)
-                return [HostCallReplied(call_id, result)]
+                return [frame]
             case SessionMessage() | InitialInputRelease() | OwnedTreeReply():
                 return self._ignore("a frame of a newer protocol", type(frame).__name__)
 
@@ -295,5 +270,5 @@ class WorkerMachine:
         return active
 
 
-def _terminal(outcome: Outcome) -> SendFrame:
-    return SendFrame(TerminalFrame(outcome.status, result=outcome.result, error=outcome.error))
+def _terminal(outcome: Outcome) -> TerminalFrame:
+    return TerminalFrame(outcome.status, result=outcome.result, error=outcome.error)

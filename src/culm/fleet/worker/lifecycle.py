@@ -248,10 +248,28 @@ class _Registration:
         self._is_begun = True
         await asyncio.to_thread(self._publish, now_s)
 
+    async def renew(self, clock: Clock, *, at_once: bool) -> None:
+        """Renew the record until this is cancelled."""
+        await pause(clock, RENEW_S if at_once else SETTLE_S)
+        while True:
+            try:
+                await self.publish(clock.now_s())
+            except OSError as exc:
+                # The host may still know the worker by its socket; the next attempt may succeed.
+                _log.warning("cannot write the record: %s", exc.strerror)
+            await pause(clock, RENEW_S)
+
     async def withdraw(self) -> None:
-        """Remove the record and write nothing afterwards. Raises OSError."""
-        if self._is_begun:
-            await asyncio.to_thread(self._withdraw)
+        """Remove the record, if the disk does so in time, and write nothing afterwards."""
+        if not self._is_begun:
+            return
+        try:
+            async with asyncio.timeout(WITHDRAW_S):
+                await asyncio.to_thread(self._withdraw)
+        except TimeoutError:
+            _log.warning("cannot withdraw the record within %g s", WITHDRAW_S)
+        except OSError as exc:
+            _log.warning("cannot withdraw the record: %s", exc.strerror)
 
     def _publish(self, now_s: float) -> None:
         with self._lock:
@@ -284,35 +302,14 @@ async def open_registration(
         if at_once:
             await registration.publish(clock.now_s())
         async with asyncio.TaskGroup() as group:
-            renewing = _renew(registration, clock, at_once=at_once)
+            renewing = registration.renew(clock, at_once=at_once)
             task = group.create_task(renewing, name="registration")
             try:
                 yield
             finally:
                 task.cancel()
     finally:
-        await _withdraw(registration)
-
-
-async def _renew(registration: _Registration, clock: Clock, *, at_once: bool) -> None:
-    await pause(clock, RENEW_S if at_once else SETTLE_S)
-    while True:
-        try:
-            await registration.publish(clock.now_s())
-        except OSError as exc:
-            # The host may still know the worker by its socket; the next attempt may succeed.
-            _log.warning("cannot write the record: %s", exc.strerror)
-        await pause(clock, RENEW_S)
-
-
-async def _withdraw(registration: _Registration) -> None:
-    try:
-        async with asyncio.timeout(WITHDRAW_S):
-            await registration.withdraw()
-    except TimeoutError:
-        _log.warning("cannot withdraw the record within %g s", WITHDRAW_S)
-    except OSError as exc:
-        _log.warning("cannot withdraw the record: %s", exc.strerror)
+        await registration.withdraw()
 
 
 # --- the owner process, which a worker must not outlive

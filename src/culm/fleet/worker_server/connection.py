@@ -17,9 +17,11 @@ from culm.clock import Clock, Timer, time_limit
 from culm.fleet.executor import Executor, failed, limit_error
 from culm.fleet.protocol.frames import (
     MESSAGE_BYTES_MAX,
+    ApprovalReply,
     BadFrame,
     Cancel,
     RunSpec,
+    SubAgentReply,
     TerminalFrame,
     encode_frame,
     parse_parent_frame,
@@ -27,12 +29,9 @@ from culm.fleet.protocol.frames import (
 from culm.fleet.protocol.worker import (
     GRACE_S,
     AbortRun,
-    ApprovalAnswered,
     Effect,
-    HostCallReplied,
     RequestCancel,
     RevokeRun,
-    SendFrame,
     StartRun,
     SteerRun,
     WorkerMachine,
@@ -259,11 +258,11 @@ class WorkerConnection:
                     self._revoke(self._get(number))
                 case SteerRun(run=number, steer=steer):
                     self._get(number).inbox.put(steer)
-                case ApprovalAnswered() | HostCallReplied():
+                case ApprovalReply() | SubAgentReply():
                     if self._run is not None:
                         self._run.host.on_answer(effect)
-                case SendFrame(frame=frame):
-                    self._send(frame)
+                case TerminalFrame():
+                    self._send(effect)
                 case _:
                     assert_never(effect)
 

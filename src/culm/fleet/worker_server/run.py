@@ -25,10 +25,13 @@ from culm.fleet.executor import (
     SteerMessage,
     failed,
 )
-from culm.fleet.protocol.frames import ApprovalRequest, SubAgentRequest
+from culm.fleet.protocol.frames import (
+    ApprovalReply,
+    ApprovalRequest,
+    SubAgentReply,
+    SubAgentRequest,
+)
 from culm.fleet.protocol.worker import (
-    ApprovalAnswered,
-    HostCallReplied,
     StartRun,
     WorkerMachine,
 )
@@ -276,11 +279,11 @@ class ConnectedHost:
             self._open.pop(request.id, None)
             self._machine.on_withdrawn(self._run, request.id)
 
-    def on_answer(self, answer: ApprovalAnswered | HostCallReplied) -> None:
+    def on_answer(self, answer: ApprovalReply | SubAgentReply) -> None:
         waiting = self._open.pop(answer.id, None)
         if waiting is None or waiting.done():
             log.warning("an answer arrived that is no longer awaited: %s", answer.id[:64])
-        elif isinstance(answer, HostCallReplied):
+        elif isinstance(answer, SubAgentReply):
             waiting.set_result(answer.result)
         elif answer.reason and not answer.approved:
             waiting.set_exception(ApprovalUnavailable(answer.reason))

@@ -172,8 +172,7 @@ def read_claude(line: str) -> AgentOutput:
             text = _text(found.get("result"))
             if found.get("is_error"):
                 return AgentOutput(error=text or _text(found.get("subtype")) or "it failed")
-            usage = _object(found.get("usage"))
-            return AgentOutput(result=text, usage=_usage(usage, "input_tokens", "output_tokens"))
+            return AgentOutput(result=text, usage=_usage(found))
         case _:
             return NOTHING
 
@@ -224,8 +223,7 @@ def read_codex(line: str) -> AgentOutput:
             text = _text(item.get("aggregated_output"))
             return AgentOutput([_ended(_text(item.get("id")), text, is_error=is_error)])
         case "turn.completed", _:
-            usage = _object(found.get("usage"))
-            return AgentOutput(usage=_usage(usage, "input_tokens", "output_tokens"))
+            return AgentOutput(usage=_usage(found))
         case "turn.failed", _:
             return AgentOutput(
                 error=_text(_object(found.get("error")).get("message")) or "it failed"
@@ -283,8 +281,9 @@ def _text(value: Json) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _usage(usage: dict[str, Json], key_in: str, key_out: str) -> tuple[int, int] | None:
-    counts = usage.get(key_in), usage.get(key_out)
-    if not isinstance(counts[0], int) or not isinstance(counts[1], int):
+def _usage(found: dict[str, Json]) -> tuple[int, int] | None:
+    usage = _object(found.get("usage"))
+    tokens_in, tokens_out = usage.get("input_tokens"), usage.get("output_tokens")
+    if not isinstance(tokens_in, int) or not isinstance(tokens_out, int):
         return None
-    return counts[0], counts[1]
+    return tokens_in, tokens_out
