@@ -249,18 +249,19 @@ async def test_reset_in_the_middle_of_a_body_raises_os_error() -> None:
     "sent", [b"", OK, OK + b"Content-Length: 9\r\n\r\nhel", CHUNKED + b"5\r\nhello"]
 )
 async def test_hanging_server_raises_timeout_after_the_given_time(sent: bytes) -> None:
-    began, ended = asyncio.Event(), asyncio.Event()
+    has_sent, ended = asyncio.Event(), asyncio.Event()
 
     async def handler(peer: Peer) -> None:
-        began.set()
         await peer.send(sent)
-        await peer.reader.read()  # Until the client has left.
-        ended.set()
+        has_sent.set()
+        try:
+            await peer.reader.read()  # Until the client has left.
+        finally:
+            ended.set()
 
     async with open_server(handler) as url, open_client(url) as client:
-        while (
-            not began.is_set()
-        ):  # On a busy machine the timeout may pass before the request arrives.
+        # On a busy machine the timeout may pass before the server has sent anything.
+        while not has_sent.is_set():
             with pytest.raises(TimeoutError):
                 await client.request("GET", "/", timeout_s=0.05)
         await ended.wait()
