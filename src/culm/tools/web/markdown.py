@@ -1,15 +1,103 @@
 """HTML as Markdown, or as plain text, for a model to read.
 
-Owns the translation of each element. The result is meant to be read, not to be rendered, so nothing
-in the text is escaped. Every input gives a result, in bounded time and size.
+Owns the syntax of tags and the translation of each element. The result is meant to be read, not to
+be rendered, so nothing in the text is escaped. Every input gives a result, in bounded time and
+size: the parser of the standard library takes minutes for a megabyte of unclosed comments, and
+pages are untrusted. docs/adr/0023 compares it with libraries.
 """
 
+import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urljoin
 
-from culm.tools.web.html import HtmlTag, scan
+ATTRIBUTE_CHARS_MAX = 4096
+_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*+)")
+# Possessive: it never backtracks.
+_ATTRIBUTE = re.compile(
+    r"[\s/]*+([^\s/>=]++)(?:\s*+=\s*+(?:\"([^\"]*+)\"|'([^']*+)'|([^\s>]*+)))?+"
+)
+_TAG_END = re.compile(r"[^>]*+>?+")
+# Their contents are text up to the end tag.
+_RAW = {
+    name: re.compile(rf"</{name}", re.IGNORECASE)
+    for name in ("script", "style", "textarea", "title", "iframe", "noscript", "xmp", "noembed")
+}
+# Python refuses to parse longer numbers; a code point has seven digits.
+_LONG_NUMBER = re.compile(r"&#[xX]?[0-9a-fA-F]{9,}+;?")
+
+
+@dataclass(frozen=True, slots=True)
+class HtmlTag:
+    """One start or end tag."""
+
+    name: str
+    is_end: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def scan(text: str) -> Generator[str | HtmlTag]:
+    """Yield text, without entities, and tags in order. Never raises."""
+    at = 0
+    while at < len(text):
+        start = text.find("<", at)
+        if start < 0:
+            start = len(text)
+        if start > at:
+            yield unescape(text[at:start])
+        if start == len(text):
+            return
+        found = _TAG.match(text, start)
+        if found is None:
+            at = _skip(text, start)
+            if at == start:  # A literal sign.
+                yield "<"
+                at += 1
+            continue
+        tag, at = _tag(text, found)
+        yield tag
+        raw = None if tag.is_end else _RAW.get(tag.name)
+        if raw is not None:
+            end = raw.search(text, at)
+            stop = len(text) if end is None else end.start()
+            yield unescape(text[at:stop])
+            at = stop
+
+
+def unescape(text: str) -> str:
+    if "&" not in text:
+        return text
+    return html.unescape(_LONG_NUMBER.sub("\ufffd", text))
+
+
+def _skip(text: str, start: int) -> int:
+    """Return the end of a comment or declaration that begins here; `start` if none does."""
+    if text.startswith("<!--", start):
+        end = text.find("-->", start + 2)
+        return len(text) if end < 0 else end + 3
+    if text.startswith(("<!", "<?", "</"), start):
+        end = text.find(">", start)
+        return len(text) if end < 0 else end + 1
+    return start
+
+
+def _tag(text: str, found: re.Match[str]) -> tuple[HtmlTag, int]:
+    at = found.end()
+    attributes: dict[str, str] = {}
+    while attribute := _ATTRIBUTE.match(text, at):
+        at = attribute.end()
+        name = attribute[1][:100].lower()
+        if name in ("href", "src", "alt", "class", "start") and name not in attributes:
+            value = attribute[2] or attribute[3] or attribute[4] or ""
+            attributes[name] = unescape(value[:ATTRIBUTE_CHARS_MAX])
+    end = _TAG_END.match(text, at)
+    assert end is not None
+    return HtmlTag(found[2][:100].lower(), bool(found[1]), attributes), end.end()
+
+
+# --- the translation of elements
+
 
 BOXES_MAX = 24  # Nested lists and quotations; deeper ones count as this deep.
 SPANS_MAX = 16
