@@ -4,7 +4,6 @@ Owns the file while it grows: it has a temporary name in the same directory unti
 and is removed if it fails. An existing file is never replaced.
 """
 
-import errno
 import os
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -16,8 +15,16 @@ from culm.clock import time_limit
 from culm.model.base import ToolSpec
 from culm.tools.arguments import InvalidArguments, PathText, make_spec, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, ToolContext
-from culm.tools.fetch import coverage_of, resolve_target, resolved, shown_private, why
-from culm.tools.files.change import MODE_NEW, FileToChange, find_file, special_path
+from culm.tools.fetch import resolve_target
+from culm.tools.files.change import (
+    CREATE_FLAGS,
+    MODE_NEW,
+    FileToChange,
+    find_file,
+    name_file,
+    special_path,
+    write_all,
+)
 from culm.tools.files.file_executor import StopFlag
 from culm.tools.files.kinds import size_text
 from culm.tools.files.paths import MissingPath, WorkspacePaths
@@ -37,7 +44,6 @@ from culm.wire.tools import ToolFacts
 
 FILE_BYTES_MAX = 100 << 20
 BATCH_BYTES = 1 << 20  # Written by a thread at once; one thread call per packet would cost more.
-_TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 DESCRIPTION = (
     "Download a URL (GET; http or https) and save it unchanged in a new file; an existing file is "
     "not replaced. Redirects are followed, but not to "
@@ -153,7 +159,7 @@ class _Part:
         with self._paths.open_parent(self._found.path, make=True) as (within, _):
             directory = os.dup(within)
         try:
-            file = os.open(self._temporary, _TEMPORARY, MODE_NEW, dir_fd=directory)
+            file = os.open(self._temporary, CREATE_FLAGS, MODE_NEW, dir_fd=directory)
         except BaseException:  # boundary: raised again; a descriptor is not lost
             os.close(directory)
             raise
@@ -164,35 +170,21 @@ class _Part:
 
     def write(self, data: bytes | bytearray) -> None:
         assert self._file is not None
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._file, view) :]
+        write_all(self._file, data)
         self.size += len(data)
 
     def finish(self, stop: StopFlag) -> None:
         """Give it its name, unless that has been taken meanwhile."""
         assert self._file is not None
+        assert self._directory is not None
         os.fsync(self._file)
         name = self._found.path.rpartition("/")[2]
         if stop.is_set():
             raise OpenRefused(f"{self._found.shown} was not written: there was no time left.")
-        within = self._directory
         try:
-            # Not a rename, which would replace a file created meanwhile.
-            os.link(
-                *(self._temporary, name),
-                src_dir_fd=within,
-                dst_dir_fd=within,
-                follow_symlinks=False,
-            )
+            name_file(self._directory, self._temporary, name)
         except FileExistsError:
             raise _taken(self._found.shown) from None
-        except OSError as exc:
-            if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
-                raise
-            # A file system without hard links: the name is reserved first, then replaced.
-            os.close(os.open(name, _TEMPORARY, MODE_NEW, dir_fd=within))
-            os.rename(self._temporary, name, src_dir_fd=within, dst_dir_fd=within)
 
     def close(self) -> None:
         """Close it, and remove it if it is incomplete. May be called again."""
@@ -230,22 +222,22 @@ def _action(
     # One entry for both: an approval to save files of one host in one directory covers neither
     # other downloads from that host nor other ways of writing.
     into = f" into {special_path(context, found.path) or directory}"
-    whys = [why(checked)] if checked.private else []
+    whys = [checked.why] if checked.private else []
     if not context.paths.contains(found.path):
         whys.append(f"{shown(found.path)} is outside the workspace")
     return ResolvedAction(
         call.name,
         "download",
-        description=f"Download {checked.site.url}{shown_private(checked)} to {shown(found.path)}",
+        description=f"Download {checked.shown} to {shown(found.path)}",
         path=shown(directory),
         params={
             "url": checked.site.url,
             "file_path": shown(found.path),
             "timeout": arguments.timeout,
         },
-        resolved={**resolved(checked), "path": found.path},
+        resolved={**checked.resolved, "path": found.path},
         paths=(found.path,),
-        coverage=tuple(entry + into for entry in coverage_of("download", checked)),
+        coverage=tuple(entry + into for entry in checked.coverage("download")),
         why="; ".join(whys),
     )
 

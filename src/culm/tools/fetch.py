@@ -13,7 +13,7 @@ from culm.model.base import ToolSpec
 from culm.tools.arguments import InvalidArguments, make_spec, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult, ResolvedAction, ToolContext
 from culm.tools.files.safe_open import OpenRefused, shown
-from culm.tools.web.addresses import CheckedTarget, parse_site, private_text
+from culm.tools.web.addresses import CheckedTarget, parse_site
 from culm.tools.web.http_fetch import (
     LOOKUP_S,
     TIMEOUT_S,
@@ -83,12 +83,12 @@ class FetchTool:
         action = ResolvedAction(
             call.name,
             "fetch",
-            description=f"Fetch {checked.site.url}{shown_private(checked)}",
+            description=f"Fetch {checked.shown}",
             path=str(self.context.paths.root),
             params=params,
-            resolved=resolved(checked),
-            coverage=coverage_of("fetch", checked),
-            why=why(checked),
+            resolved=checked.resolved,
+            coverage=checked.coverage("fetch"),
+            why=checked.why,
         )
         return CallPlan(action, lambda _: self._run(arguments, checked))
 
@@ -161,30 +161,6 @@ async def resolve_target(context: ToolContext, network: Network, url: str) -> Ch
         raise OpenRefused(
             f"The host {site.host} was not found within {LOOKUP_S:g} seconds."
         ) from exc
-
-
-def shown_private(checked: CheckedTarget) -> str:
-    return f" at {private_text(checked)}" if checked.private else ""
-
-
-def why(checked: CheckedTarget) -> str:
-    if not checked.private:
-        return ""
-    return f"{checked.site.host} is not on the public network: {private_text(checked)}"
-
-
-def coverage_of(action: str, checked: CheckedTarget) -> tuple[str, ...]:
-    """Return the coverage of a lasting grant: an origin, or exact addresses if one is private."""
-    if not checked.private:
-        return (f"{action}:{checked.site.origin}",)
-    return tuple(f"{action}:{checked.site.host_port}@{address}" for address in checked.private)
-
-
-def resolved(checked: CheckedTarget) -> dict[str, str | list[str]]:
-    """Return the input of the digest. Public addresses change all day, and are left out."""
-    if not checked.private:
-        return {"url": checked.site.url}
-    return {"url": checked.site.url, "private": list(checked.private)}
 
 
 def _check_kind(page: FetchedPage) -> None:

@@ -316,7 +316,7 @@ def _write_file(paths: WorkspacePaths, change: FileChange, stop: StopFlag, tempo
 
 
 MODE_NEW = 0o666  # Minus the umask, as for every program.
-_TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def read_all(descriptor: int, bytes_max: int) -> bytes:
@@ -373,28 +373,36 @@ def create_file(
         if not is_wanted():
             raise OpenRefused(f"{path} was not written: there was no time left.")
         try:
-            # Not a rename, which would replace a file created meanwhile.
-            os.link(temporary, name, src_dir_fd=within, dst_dir_fd=within, follow_symlinks=False)
+            name_file(within, temporary, name)
         except FileExistsError:
             raise OpenRefused(
                 f"{path} has been created meanwhile; nothing was written. View it."
             ) from None
-        except OSError as exc:
-            if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
-                raise
-            # A file system without hard links; a race remains between this check and the rename.
-            _check_free(within, name, path)
-            os.rename(temporary, name, src_dir_fd=within, dst_dir_fd=within)
     return status
 
 
+def name_file(within: int, temporary: str, name: str) -> None:
+    """Give a complete file its name; raises `FileExistsError` if that has been taken meanwhile."""
+    try:
+        # Not a rename, which would replace a file created meanwhile.
+        os.link(temporary, name, src_dir_fd=within, dst_dir_fd=within, follow_symlinks=False)
+    except FileExistsError:
+        raise
+    except OSError as exc:
+        if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+        # A file system without hard links: the name is reserved first, then replaced.
+        os.close(os.open(name, CREATE_FLAGS, MODE_NEW, dir_fd=within))
+        os.rename(temporary, name, src_dir_fd=within, dst_dir_fd=within)
+
+
+def write_all(descriptor: int, data: bytes | bytearray) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
 _BY_EFFECTIVE_IDS = os.access in os.supports_effective_ids
-
-
-def _check_free(within: int, name: str, path: str) -> None:
-    with suppress(FileNotFoundError):
-        os.stat(name, dir_fd=within, follow_symlinks=False)
-        raise OpenRefused(f"{path} has been created meanwhile; nothing was written. View it.")
 
 
 def _is_same(within: int, name: str, old: os.stat_result) -> bool:
@@ -409,11 +417,9 @@ def _is_same(within: int, name: str, old: os.stat_result) -> bool:
 def _write(
     within: int, temporary: str, mode: int, data: bytes, finish: Callable[[int], None]
 ) -> os.stat_result:
-    descriptor = os.open(temporary, _TEMPORARY, mode, dir_fd=within)
+    descriptor = os.open(temporary, CREATE_FLAGS, mode, dir_fd=within)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        write_all(descriptor, data)
         finish(descriptor)
         # Before it gets its name: otherwise a power failure could leave an empty file.
         os.fsync(descriptor)

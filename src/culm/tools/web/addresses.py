@@ -86,6 +86,35 @@ class CheckedTarget:
     addresses: tuple[str, ...]
     private: tuple[str, ...]  # The addresses that need approval, sorted.
 
+    @property
+    def private_text(self) -> str:
+        """The private addresses for people: `127.0.0.1 (this machine)`."""
+        return ", ".join(f"{one} ({find_private_kind(one)})" for one in self.private)
+
+    @property
+    def shown(self) -> str:
+        return f"{self.site.url} at {self.private_text}" if self.private else self.site.url
+
+    @property
+    def why(self) -> str:
+        """The reason for asking; empty if all addresses are public."""
+        if not self.private:
+            return ""
+        return f"{self.site.host} is not on the public network: {self.private_text}"
+
+    def coverage(self, action: str) -> tuple[str, ...]:
+        """The coverage of a lasting grant: an origin, or exact addresses if one is private."""
+        if not self.private:
+            return (f"{action}:{self.site.origin}",)
+        return tuple(f"{action}:{self.site.host_port}@{address}" for address in self.private)
+
+    @property
+    def resolved(self) -> dict[str, str | list[str]]:
+        """The input of the digest. Public addresses change all day, and are left out."""
+        if not self.private:
+            return {"url": self.site.url}
+        return {"url": self.site.url, "private": list(self.private)}
+
 
 def parse_site(text: str) -> UrlTarget:
     """Parse a URL to fetch; raises `OpenRefused` with a message for the model."""
@@ -129,11 +158,6 @@ def classify_addresses(site: UrlTarget, addresses: tuple[str, ...]) -> CheckedTa
     return CheckedTarget(site, addresses, tuple(private))
 
 
-def private_text(checked: CheckedTarget) -> str:
-    """Describe the private addresses to people: `127.0.0.1 (this machine)`."""
-    return ", ".join(f"{one} ({find_private_kind(one)})" for one in checked.private)
-
-
 def check_redirect(asked: CheckedTarget, at: UrlTarget, found: CheckedTarget) -> None:
     """Raise `OpenRefused` unless approval of `asked` covers the redirect from `at` to `found`."""
     site = found.site
@@ -145,7 +169,7 @@ def check_redirect(asked: CheckedTarget, at: UrlTarget, found: CheckedTarget) ->
     is_same_host = (site.host, site.port) == (asked.site.host, asked.site.port)
     if found.private and not (is_same_host and set(found.private) <= set(asked.private)):
         raise OpenRefused(
-            f"{at.url} redirects to {site.url}, which is {private_text(found)}; the "
+            f"{at.url} redirects to {site.url}, which is {found.private_text}; the "
             "redirect was not followed. Fetch that URL itself if it is wanted."
         )
 
