@@ -30,8 +30,8 @@ from culm.fleet.worker_server.run import ServingSettings
 from culm.ids import Ids, SessionId
 from culm.processes.base import NoProcesses
 from culm.settings import Settings
+from culm.testing.answering import SeenRequest
 from culm.testing.model_server import ModelServer, open_model_server
-from culm.testing.request_log import SeenRequest
 from culm.testing.script import Reply, ReplyRule, Script, ScriptedCall, ScriptedUsage
 from culm.wire.agents import Agent, AgentDetails
 from culm.wire.codec import Json, decode

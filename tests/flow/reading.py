@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Struct
 
-from culm.testing.request_log import SeenRequest
+from culm.testing.answering import SeenRequest
 from culm.wire.codec import Json, decode
 from culm.wire.messages import (
     Finish,

@@ -17,8 +17,8 @@ from culm.run.live_run import LiveRun
 from culm.settings import Settings
 from culm.store.base import Connection
 from culm.store.writer import READERS
+from culm.testing.answering import SeenRequest
 from culm.testing.model_server import ModelServer, open_model_server
-from culm.testing.request_log import SeenRequest
 from culm.testing.script import Script
 from culm.wire.codec import decode
 from culm.wire.messages import Message, Session, full_text

@@ -8,7 +8,7 @@ import pytest
 
 from culm.client.stream import ServerEvent
 from culm.settings import Settings
-from culm.testing.request_log import SeenRequest
+from culm.testing.answering import SeenRequest
 from culm.testing.script import Reply, ScriptedCall, ScriptedUsage
 from culm.wire.agents import Agent, SaidToAgent
 from culm.wire.codec import decode

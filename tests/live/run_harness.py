@@ -12,8 +12,8 @@ from culm.client.http import Client
 from culm.client.stream import EventStream, ServerEvent
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
+from culm.testing.answering import SeenRequest
 from culm.testing.model_server import ModelServer
-from culm.testing.request_log import SeenRequest
 from culm.testing.script import Reply, ReplyRule, Script
 from culm.wire.codec import decode
 from culm.wire.messages import FinishPart, Message, full_text

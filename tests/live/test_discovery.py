@@ -8,8 +8,8 @@ import pytest
 from msgspec import Struct
 
 from culm.model.catalog import known_providers
+from culm.testing.answering import SeenRequest
 from culm.testing.model_server import ModelServer, open_model_server
-from culm.testing.request_log import SeenRequest
 from culm.testing.script import Reply
 from culm.wire.codec import decode
 from tests.live.harness import Ended, open_process_server

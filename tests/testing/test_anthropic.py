@@ -1,6 +1,6 @@
 """The Anthropic dialect as seen by a client."""
 
-from culm.testing.anthropic import SIGNATURE
+from culm.testing.dialects import SIGNATURE
 from culm.testing.script import Reply, ScriptedCall, ScriptedUsage
 from culm.wire.codec import Json
 from tests.testing.provider_client import ANTHROPIC, open_provider_client

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from culm.errors import NotFound
-from culm.testing import request_log
-from culm.testing.request_log import RequestLog, SeenRequest
+from culm.testing import answering
+from culm.testing.answering import RequestLog, SeenRequest
 
 
 def record(log: RequestLog, raw: bytes) -> SeenRequest:
@@ -16,7 +16,7 @@ def record(log: RequestLog, raw: bytes) -> SeenRequest:
 def test_the_oldest_requests_beyond_the_bound_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(request_log, "REQUESTS_MAX", 2)
+    monkeypatch.setattr(answering, "REQUESTS_MAX", 2)
     log = RequestLog()
     for _ in range(5):
         record(log, b"{}")
@@ -29,7 +29,7 @@ def test_the_oldest_requests_beyond_the_bound_are_dropped(
 
 
 def test_the_oldest_bodies_beyond_the_bound_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_log, "BODY_BYTES_MAX", 10)
+    monkeypatch.setattr(answering, "LOG_BYTES_MAX", 10)
     log = RequestLog()
     for raw in (b"[1]", b"[2]", b"[3]", b"[4]"):
         record(log, raw)

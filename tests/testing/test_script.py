@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from culm.errors import InvalidRequest
-from culm.testing.base import RequestShape
+from culm.testing.dialects import RequestShape
 from culm.testing.script import (
     Player,
     Reply,

@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.testing.anthropic import AnthropicDialect
-from culm.testing.base import AnswerHeader, Dialect, ScriptBlock
-from culm.testing.openai import OpenAiDialect
+from culm.testing.dialects import (
+    AnswerHeader,
+    AnthropicDialect,
+    Dialect,
+    OpenAiDialect,
+    ScriptBlock,
+)
 from culm.testing.script import Reply, ScriptedCall, ScriptedUsage
 from culm.testing.steps import (
     BlockBegan,

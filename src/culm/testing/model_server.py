@@ -7,19 +7,22 @@ Anthropic's messages; `culm.testing.script` defines the format of a script. Also
 """
 
 import asyncio
+import resource
+import signal
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import click
+import uvloop
 from aiohttp import web
 
 from culm.clock import LoopClock
 from culm.errors import AppError, InvalidRequest, ListenFailed
-from culm.testing.answering import JSON, ModelExchange, problem
-from culm.testing.anthropic import AnthropicDialect
-from culm.testing.base import Dialect, RequestShape
-from culm.testing.openai import OpenAiDialect
-from culm.testing.request_log import UNREADABLE, RequestLog, SeenRequest
-from culm.testing.script import Player, Reply, Script, parse_script
+from culm.testing.answering import JSON, UNREADABLE, ModelExchange, RequestLog, SeenRequest, problem
+from culm.testing.dialects import AnthropicDialect, Dialect, OpenAiDialect, RequestShape
+from culm.testing.script import Player, Reply, Script, parse_script, read_script
 from culm.wire.codec import decode, encode
 
 BODY_BYTES_MAX = 64 << 20  # The largest request that culm itself accepts.
@@ -229,7 +232,82 @@ async def open_model_server(
         await asyncio.sleep(0)  # The tasks of idle connections end in this iteration of the loop.
 
 
-if __name__ == "__main__":
-    from culm.testing.command import main
+# --- the server as a program
 
+FILES = 4_096  # Twice the concurrent answers; the default of shells is 1,024.
+DEFAULT = Script(
+    otherwise=Reply(
+        text="Hello! I am not a real model but a script: I always give the same answer, I cost"
+        " nothing and I need no network. Use --script to give me a script of your own."
+    )
+)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--script",
+    "script_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSON file with the script (docs/testing.md). Default: a greeting.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=True,
+    help="TCP port; 0 selects a free one.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+def model_server(script_file: Path | None, port: int, host: str) -> None:
+    """Play a language-model provider from a script, until SIGTERM or SIGINT.
+
+    Implements POST /v1/chat/completions of OpenAI and POST /v1/messages of Anthropic. Prints one
+    line `listening URL` when it is ready. Requires no key: anyone who can reach the address can
+    use it.
+
+    \b
+    GET  /culm/requests     list the requests so far
+    POST /culm/release      continue held answers (?n=3: only one)
+    POST /culm/script       replace the script
+
+    \b
+    Example:
+      echo '{"replies": [{"text": "Four."}]}' > four.json
+      python -m culm.testing.model_server --script four.json --port 8099
+    """
+    script = DEFAULT if script_file is None else read_script(script_file)
+    _raise_file_limit()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(script, host, port))
+
+
+def main() -> None:
+    """Run, and report errors with their hints."""
+    try:
+        model_server(prog_name="python -m culm.testing.model_server")
+    except AppError as exc:
+        click.echo(f"model server: {exc.message}", err=True)
+        if exc.hint:
+            click.echo(f"hint: {exc.hint}", err=True)
+        sys.exit(1)
+
+
+async def _serve(script: Script, host: str, port: int) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with open_model_server(script, host=host, port=port) as server:
+        # Scripts wait for this line; it must not stay in a buffer.
+        print(f"listening {server.url}", flush=True)  # noqa: T201
+        await stop.wait()
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+if __name__ == "__main__":
     main()

@@ -1,7 +1,7 @@
 """The script of a `ModelServer`: its replies, and the selection of a reply for a request.
 
-Owns the format, which is the same in JSON and in Python, and the selection. `openai.py` and
-`anthropic.py` encode an answer for a provider's clients; `answering.py` sends it.
+Owns the format, which is the same in JSON and in Python, and the selection. `dialects.py`
+encodes an answer for a provider's clients; `answering.py` sends it.
 """
 
 import math

@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 from msgspec import Struct, UnsetType
 
-from culm.testing.base import Dialect, FilledBlock, ScriptBlock
+from culm.testing.dialects import Dialect, FilledBlock, ScriptBlock
 from culm.testing.script import Reply, ScriptedUsage
 
 PIECE = re.compile(r"\S+\s*|\s+")
