@@ -16,8 +16,7 @@ import aiohttp
 
 from culm.clock import Clock
 from culm.config.documents import DocumentFile, open_document
-from culm.config.sources import FileSources, ReadSource
-from culm.config.trust import TrustedFiles
+from culm.config.sources import FileSources, ReadSource, TrustedFiles
 from culm.errors import AppError, DataUnusable, InvalidRequest, ListenFailed
 from culm.fleet.host.base import Launcher
 from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet

@@ -14,11 +14,11 @@ from culm.config.sources import (
     FileSources,
     FixedSources,
     LoadedConfig,
+    TrustedFiles,
     read_source,
     read_user_file,
     sources_of,
 )
-from culm.config.trust import TrustedFiles
 from culm.errors import InvalidRequest
 from culm.settings import Settings
 

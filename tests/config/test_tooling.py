@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from culm.config.checking import Document, check_text
-from culm.config.layers import merged
+from culm.config.layers import ToolConfig, merged, read_tooling
 from culm.config.schema import HOOKS_MAX, Hook, OwnTool, UserFile
-from culm.config.sources import FileSources, untrusted_notice
-from culm.config.tooling import ToolConfig, read_tooling
-from culm.config.trust import TrustedFiles
+from culm.config.sources import FileSources, TrustedFiles, untrusted_notice
 from culm.errors import InvalidRequest
 from culm.wire.asks import Rule
 from culm.wire.codec import Json

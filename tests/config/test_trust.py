@@ -12,7 +12,7 @@ from msgspec import inspect
 
 from culm.config.checking import Document
 from culm.config.schema import ProjectFile
-from culm.config.trust import RestrictedDocument, TrustedFiles, digest_of, is_inside, restrict
+from culm.config.sources import RestrictedDocument, TrustedFiles, digest_of, is_inside, restrict
 from culm.wire.codec import Json, strings_in
 
 MINE = {"mine", "offline"}

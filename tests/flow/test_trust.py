@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.config.trust import TrustedFiles
+from culm.config.sources import TrustedFiles
 from culm.testing.model_server import ModelServer, open_model_server
 from culm.workspace.roots import project_folder
 from tests.flow.config_files import (

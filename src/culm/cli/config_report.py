@@ -24,11 +24,12 @@ from culm.config.sources import (
     ConfigSource,
     FileSources,
     ReadSource,
+    TrustedFiles,
+    missing,
     read_source,
     read_sources,
     sources_of,
 )
-from culm.config.trust import TrustedFiles, missing
 from culm.errors import Failed, InvalidRequest
 from culm.model.choice import ModelConfig, layers_of, merged_config
 from culm.model.local_servers import OFFLINE, FoundProviders, LocalServers, find_local_servers

@@ -49,21 +49,13 @@ _CHARACTER = re.compile(r"\\?.", re.DOTALL)  # A character of a key, with its ba
 def set_key(key: str, value: Json) -> Edit:
     steps = _steps(key)
     _check_depth(value, VALUE_DEPTH_MAX)
-
-    def edit(document: Document) -> Document:
-        return _with(document, steps, value, key)
-
-    return edit
+    return lambda document: _with(document, steps, value, key)
 
 
 def remove_key(key: str) -> Edit:
     """Remove a key; a missing key is not an error."""
     steps = _steps(key)
-
-    def edit(document: Document) -> Document:
-        return _without(document, steps)
-
-    return edit
+    return lambda document: _without(document, steps)
 
 
 def select_model(model_type: str, model: SelectedModel) -> Edit:
@@ -135,22 +127,15 @@ def _without(document: Document, steps: list[str]) -> Document:
     return {**document, name: _without(cast("Document", inner), rest)}
 
 
-def rewritten(text: str, before: Document, after: Document) -> str:
-    """The text of `before`, changed only where `after` differs."""
-    try:
-        return _rewritten(text, before, after, ())
-    except jsonc.Unwritable as exc:
-        raise InvalidRequest(f"value cannot be stored: {exc}") from exc
-
-
-def _rewritten(text: str, before: Document, after: Document, path: tuple[str, ...]) -> str:
+def rewritten(text: str, before: Document, after: Document, path: tuple[str, ...] = ()) -> str:
+    """The text of `before`, changed only where `after` differs; raises `jsonc.Unwritable`."""
     for name in before.keys() - after.keys():
         text = jsonc.remove_value(text, (*path, name))
     for name, value in after.items():
         known = before.get(name)
         if isinstance(known, dict) and isinstance(value, dict):
             inner = cast("Document", known), cast("Document", value)
-            text = _rewritten(text, *inner, (*path, name))
+            text = rewritten(text, *inner, (*path, name))
         elif name not in before or known != value:
             text = jsonc.set_value(text, (*path, name), value)
     return text
@@ -243,9 +228,10 @@ class DocumentFile:
                 check(value)
                 data = rewritten(text, before, value).encode()
                 if len(data) > DOCUMENT_BYTES_MAX:
-                    limit = f"at most {DOCUMENT_BYTES_MAX} bytes"
-                    raise TooLarge(f"the configuration may have {limit}")
+                    raise TooLarge(f"the configuration may have at most {DOCUMENT_BYTES_MAX} bytes")
                 replace_file(self._file.resolve(), data)
+        except jsonc.Unwritable as exc:
+            raise InvalidRequest(f"value cannot be stored: {exc}") from exc
         except OSError as exc:
             raise DataUnusable(str(self._file.parent), exc.strerror or str(exc)) from exc
         self.value = value

@@ -1,32 +1,88 @@
 """Configuration files that people write: the user's, and over it those of a project.
 
 They are read up to a size limit and checked. While a file has errors, its last valid content
-counts. Files of a project that is not trusted are restricted. The user's file also contains the
-settings of the server, which are read once, at its start.
+counts. The user's file also contains the settings of the server, which are read once, at its start.
+
+A repository's author also wrote its configuration. Until the user runs `culm trust` for exactly
+this content, the file is restricted: it may select among the user's own models and set display
+options. It may not set a provider, an address, a header, a command, a tool or a permission.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from pathlib import Path, PurePosixPath
+from typing import Literal, NamedTuple, Protocol, cast
 
 import msgspec
 from msgspec import Struct
 
-from culm.config.checking import CheckedDocument, ConfigProblem, Document, check_text, unusable
+from culm.config import jsonc
+from culm.config.checking import (
+    CheckedDocument,
+    ConfigProblem,
+    Document,
+    check_text,
+    key_of,
+    unusable,
+)
 from culm.config.documents import shown_config
 from culm.config.layers import provider_ids
 from culm.config.schema import ProjectFile, UserFile
-from culm.config.trust import TrustedFiles, restrict
 from culm.errors import InvalidRequest, Rejected
-from culm.files import UnreadableFile, read_file
+from culm.files import UnreadableFile, locked, read_file, replace_file
 from culm.settings import Settings, default_config_file
-from culm.wire.codec import Json
+from culm.wire.codec import Json, decode, encode, strings_in
 
 FILE_BYTES_MAX = 256 << 10
+TRUST_BYTES_MAX = 1 << 20
 # In this order; later files take precedence.
 PROJECT_FILES = (".crush.json", "crush.json", ".culm.json", "culm.json")
+
+# --- trusted contents
+
+
+def digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+class TrustedFiles:
+    """The digest of the trusted content of each file. Methods block on disk access."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.file = data_dir / "trust.json"
+
+    def known(self) -> dict[str, str]:
+        """The digest of each trusted content by file. If unreadable, nothing is trusted."""
+        try:
+            return decode(read_file(self.file, TRUST_BYTES_MAX), dict[str, str])
+        except (FileNotFoundError, UnreadableFile, msgspec.MsgspecError, UnicodeDecodeError):
+            return {}
+
+    def is_trusted(self, file: Path, content: bytes) -> bool:
+        return self.known().get(_name(file)) == digest_of(content)
+
+    def add(self, contents: Mapping[Path, bytes]) -> None:
+        """Trust these contents; raises OSError."""
+        with locked(self.file):
+            known = self.known()
+            known |= {_name(file): digest_of(content) for file, content in contents.items()}
+            replace_file(self.file, encode(known))
+
+    def remove(self, files: Collection[Path]) -> None:
+        with locked(self.file):
+            gone = {_name(file) for file in files}
+            known = {file: digest for file, digest in self.known().items() if file not in gone}
+            replace_file(self.file, encode(known))
+
+
+def _name(file: Path) -> str:
+    """A path as JSON text; bytes that are not UTF-8 are escaped."""
+    return str(file).encode(errors="backslashreplace").decode()
+
+
+# --- files
 
 Owner = Literal["user", "project"]
 
@@ -232,6 +288,103 @@ def _stat(file: Path) -> tuple[int, int, int] | None:
         return None
     # A change of mode only changes ctime, and a file may be rewritten with its old mtime.
     return found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+# --- restriction of untrusted files
+
+# Request parameters of a selected model. `provider_options` is not one: it can contain anything.
+_SELECTION = frozenset(
+    {
+        "model",
+        "provider",
+        "reasoning_effort",
+        "think",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "frequency_penalty",
+        "presence_penalty",
+    }
+)
+_DISPLAY = frozenset({"tui", "notifications", "progress"})
+
+
+class RestrictedDocument(NamedTuple):
+    document: Document
+    ignored: tuple[str, ...]  # The keys that need trust.
+
+
+def restrict(document: Document, providers: Collection[str]) -> RestrictedDocument:
+    """The allowed part of an untrusted document, which may select models of `providers`."""
+    allowed: Document = {}
+    if "$schema" in document:
+        allowed["$schema"] = document["$schema"]
+    models = _selections(document.get("models"), providers)
+    if models:
+        allowed["models"] = models
+    fallbacks: Document = {}
+    for role, choices in _items(document.get("fallbacks")):
+        kept = [_selection(one, providers) for one in cast("list[Json]", choices or [])]
+        if any(kept):  # An empty list would silently remove the user's own fallbacks.
+            fallbacks[role] = [one for one in kept if one is not None]
+    if fallbacks:
+        allowed["fallbacks"] = fallbacks
+    options = dict(_options(document.get("options")))
+    if options:
+        allowed["options"] = options
+    return RestrictedDocument(
+        allowed, tuple(key_of(path) for path, _ in missing(document, allowed))
+    )
+
+
+def _items(value: Json) -> Iterator[tuple[str, Json]]:
+    yield from cast("Document", value).items() if isinstance(value, dict) else ()
+
+
+def _selections(value: Json, providers: Collection[str]) -> Document:
+    kept = {role: _selection(chosen, providers) for role, chosen in _items(value)}
+    return {role: chosen for role, chosen in kept.items() if chosen is not None}
+
+
+def _selection(value: Json, providers: Collection[str]) -> Document | None:
+    chosen = {name: inner for name, inner in _items(value) if name in _SELECTION}
+    if chosen.get("provider") not in providers or _has_reference(chosen):
+        return None
+    return chosen
+
+
+def _options(value: Json) -> Iterator[tuple[str, Json]]:
+    for name, inner in _items(value):
+        if name == "context_paths" and isinstance(inner, list):
+            if paths := [path for path in cast("list[Json]", inner) if is_inside(path)]:
+                yield name, paths
+        elif name in _DISPLAY and not _has_reference(inner):
+            yield name, inner
+
+
+def is_inside(path: Json) -> bool:
+    """Return True if a path, as written, stays below the directory of its file."""
+    if not isinstance(path, str) or not path or "$" in path or path.startswith("~"):
+        return False
+    pure = PurePosixPath(path)
+    return not pure.is_absolute() and ".." not in pure.parts
+
+
+def _has_reference(value: Json) -> bool:
+    return any("$" in text for _, text in strings_in(value))
+
+
+def missing(
+    whole: Document, part: Document, path: jsonc.Path = ()
+) -> Iterator[tuple[jsonc.Path, Json]]:
+    """The values of `whole` that `part` lacks or has changed, each at its highest path."""
+    for name, value in whole.items():
+        left = part.get(name)
+        if isinstance(value, dict) and isinstance(left, dict):
+            yield from missing(cast("Document", value), cast("Document", left), (*path, name))
+        elif name not in part or value != left:
+            yield (*path, name), value
 
 
 # --- the user's file at the start of the server

@@ -1,7 +1,7 @@
 """Hooks: commands of the user that run before a tool call and may refuse or change it.
 
 Parsing the answer of one hook and merging the answers of several are pure functions; `Hooks` runs
-the commands. Hooks come from the trusted part of the configuration (`config/tooling.py`). A hook
+the commands. Hooks come from the trusted part of the configuration (`config/layers.py`). A hook
 that fails, times out or prints an invalid answer has no effect on the call; that is logged.
 """
 
@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple, cast
 
 import msgspec
 
+from culm.config.layers import PRE_TOOL_USE
 from culm.config.schema import Hook, regex_problem
-from culm.config.tooling import PRE_TOOL_USE
 from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.tools.base import CallRequest, ToolContext
 from culm.tools.process.child import ExchangeAnswer, ExchangeRequest, exchange

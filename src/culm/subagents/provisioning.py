@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, Raw
 
-from culm.config.tooling import ToolConfig
+from culm.config.layers import ToolConfig
 from culm.fleet.protocol.frames import LogicalSession, RunSpec
 from culm.fleet.provision import (
     PROVISION_VERSION,

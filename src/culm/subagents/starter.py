@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from culm.clock import Clock, within
-from culm.config.tooling import ToolConfig
+from culm.config.layers import ToolConfig
 from culm.errors import LimitExceeded
 from culm.ids import AgentId, Ids, SessionId
 from culm.model.choice import Models

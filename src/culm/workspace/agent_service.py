@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from culm.clock import within
-from culm.config.tooling import ToolConfig
+from culm.config.layers import ToolConfig
 from culm.errors import AgentNotFound, AgentNotReady, InvalidRequest
 from culm.events.hub import TransientEvent
 from culm.ids import AgentId, SessionId

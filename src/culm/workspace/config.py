@@ -13,10 +13,9 @@ from pathlib import Path
 from culm.clock import Clock, pause
 from culm.config.checking import Document
 from culm.config.documents import SCOPES, DocumentFile, Edit, shown_config
-from culm.config.layers import provider_ids
+from culm.config.layers import ToolConfig, provider_ids, read_tooling
 from culm.config.references import run_command
 from culm.config.sources import ConfigSources, LoadedConfig
-from culm.config.tooling import ToolConfig, read_tooling
 from culm.errors import InvalidRequest, Rejected
 from culm.ids import WorkspaceId
 from culm.model.choice import (

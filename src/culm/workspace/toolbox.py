@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from culm.clock import Clock
-from culm.config.tooling import ToolConfig
+from culm.config.layers import ToolConfig
 from culm.errors import InvalidRequest, SessionNotFound
 from culm.events.hub import TransientEvent
 from culm.ids import Ids, SessionId, WorkspaceId

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from culm.config.trust import TrustedFiles
+from culm.config.sources import TrustedFiles
 from tests.cli.conftest import CliHarness, CommandResult
 from tests.support import WAIT_S
 

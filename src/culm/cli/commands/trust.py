@@ -26,8 +26,7 @@ from culm.cli.render.text import cut
 from culm.cli.terminal.process import EXIT_FAILED
 from culm.config import jsonc
 from culm.config.checking import Document, key_of
-from culm.config.sources import FILE_BYTES_MAX, PROJECT_FILES, ReadSource
-from culm.config.trust import TrustedFiles
+from culm.config.sources import FILE_BYTES_MAX, PROJECT_FILES, ReadSource, TrustedFiles
 from culm.errors import DataUnusable, Failed
 from culm.files import UnreadableFile, read_file
 from culm.wire.codec import Json, printable, strings_in
