@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from culm.clock import LoopClock
 from culm.errors import Rejected, StoreBusy
 from culm.ids import Ids
-from culm.store.base import Tx
+from culm.store.base import Connection, Tx
 from culm.store.memory import MemoryFile
 from culm.store.sessions import add_session, all_sessions, rename_session
 from culm.store.store import Store, bounds, open_memory_store, open_store, replay, trim
@@ -39,7 +38,7 @@ def accept_all(type_: str, session_id: str) -> bool:
     return True
 
 
-def count_rows(connection: sqlite3.Connection) -> int:
+def count_rows(connection: Connection) -> int:
     count: int = connection.execute("SELECT COUNT(*) FROM meta WHERE key LIKE 'row%'").fetchone()[0]
     return count
 
@@ -76,7 +75,7 @@ async def test_write_that_fails_midway_leaves_no_trace_and_affects_no_other(
 ) -> None:
     def write_then_fail(tx: Tx) -> None:
         tx.run("set_meta", "row-bad", "x")
-        tx.publish("run_changed", "updated", session_id="", entity_id="", payload=b"0", stored=True)
+        tx.publish("run_changed", "updated", "", "", b"0")
         raise Rejected("too late")
 
     async with opener() as store, asyncio.timeout(WAIT_S):

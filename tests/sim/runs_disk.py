@@ -13,6 +13,7 @@ from functools import cache
 from itertools import count
 from typing import Any, Literal, TypeVar
 
+from culm.store.base import Connection
 from culm.store.memory import MemoryDatabase, MemoryFile
 from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SimClock, SimLoop
@@ -39,7 +40,7 @@ def _do_nothing(_: Moment) -> None:
     pass
 
 
-class _Connection(sqlite3.Connection):
+class _Connection(Connection):
     """Calls `on_commit` around every commit; an exception there ends the process."""
 
     on_commit: "Callable[[Moment], None]" = staticmethod(_do_nothing)
@@ -129,7 +130,7 @@ class SlowDatabase:
         self._read = database.read
         self._random = loop.random
 
-    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+    async def read(self, query: Callable[[Connection], T]) -> T:
         await asyncio.sleep(self._random.choice((0, 0, 0, 0.0001, 0.0005, 0.01)))
         return await self._read(query)
 

@@ -3,13 +3,12 @@
 Only events of the log are applied. So every change of runs, queues and agents must be in the log.
 """
 
-import sqlite3
-
 import msgspec
 
 from culm.client.mirror import Mirror
 from culm.client.stream import ServerEvent
 from culm.store.agents import agents_at_work
+from culm.store.base import Connection
 from culm.store.runs import open_runs
 from culm.store.sessions import all_sessions
 from culm.wire.messages import Message
@@ -26,7 +25,7 @@ class LogMirror:
         self._mirror: Mirror | None = None
         self._seq = 0
 
-    def check(self, connection: sqlite3.Connection) -> list[str]:
+    def check(self, connection: Connection) -> list[str]:
         """Follow the log to its end; returns the differences from the stored state."""
         if self._mirror is None or not self._follow(self._mirror, connection):
             self._seq = connection.execute(_LAST).fetchone()[0]
@@ -39,7 +38,7 @@ class LogMirror:
         }
         return [f"{what}: {a} is not {b}" for what, (a, b) in pairs.items() if a != b]
 
-    def _follow(self, mirror: Mirror, connection: sqlite3.Connection) -> bool:
+    def _follow(self, mirror: Mirror, connection: Connection) -> bool:
         """Return False if the log was trimmed past our position, or got shorter in a crash."""
         if connection.execute(_LAST).fetchone()[0] < self._seq:
             return False
@@ -52,7 +51,7 @@ class LogMirror:
         return True
 
 
-def _stored(connection: sqlite3.Connection, seq: int) -> Mirror:
+def _stored(connection: Connection, seq: int) -> Mirror:
     mirror = Mirror()
     mirror.load(
         Snapshot[Message](

@@ -1,6 +1,5 @@
 """A database with agents, written by the same units as in the server."""
 
-import sqlite3
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import TypeVar
 
 from culm.ids import AgentId, Ids, RunId, SessionId
 from culm.store.agents import NewAgent, add_agent, agents_below, find_agent
-from culm.store.base import Tx, WriteJob, run_group, together
+from culm.store.base import Connection, Tx, WriteJob, run_group, together
 from culm.store.files import prepare_file
 from culm.store.runs import NewRun, accept_run, add_run_usage
 from culm.store.sessions import add_session, add_usage, delete_session
@@ -26,7 +25,7 @@ TOP = "top"
 class Tree:
     """A database with a top session and agents below it."""
 
-    connection: sqlite3.Connection
+    connection: Connection
 
     @property
     def names(self) -> list[str]:

@@ -19,7 +19,7 @@ from aiohttp import HttpVersion11, web
 
 from culm.errors import InvalidRequest, TooLarge, TooSlow
 from culm.server.auth import RequestAuth
-from culm.server.connection import Connection
+from culm.server.connection import HttpConnection
 from culm.server.problems import MethodNotAllowed, RouteNotFound, answer, answer_to
 from culm.wire.codec import parse_body
 from culm.workspace.registry import Registry
@@ -167,7 +167,7 @@ class Api:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             connection = request.protocol
-            assert isinstance(connection, Connection), "created by Connections"
+            assert isinstance(connection, HttpConnection), "created by Connections"
             connection.check_head(request)
             if connection.is_unix:
                 self._auth.check_unix(connection.peer_uid)

@@ -36,7 +36,7 @@ STALL_S = 60.0  # A client that reads nothing of its response for this long is d
 ANSWER_BYTES_WATCHED = 64 << 10  # A transport buffers so much without waiting for its reader.
 
 
-class Connection(web.RequestHandler):
+class HttpConnection(web.RequestHandler):
     """A connection, created by `Connections`."""
 
     __slots__ = ("_head_timer", "_idle_bytes", "_seen_bytes", "is_unix", "peer_uid")
@@ -122,12 +122,12 @@ class Connection(web.RequestHandler):
 
 
 class Connections(web.Server):
-    """Creates a `Connection` for each client that connects."""
+    """Creates a `HttpConnection` for each client that connects."""
 
-    def __call__(self) -> Connection:
-        return Connection(self, loop=asyncio.get_running_loop(), **self._kwargs)
+    def __call__(self) -> HttpConnection:
+        return HttpConnection(self, loop=asyncio.get_running_loop(), **self._kwargs)
 
-    def is_full(self, newcomer: Connection) -> bool:
+    def is_full(self, newcomer: HttpConnection) -> bool:
         """Return True if a new connection exceeds the limit.
 
         TCP and unix sockets are counted separately, so strangers cannot lock out our own user.

@@ -5,15 +5,14 @@ the parent links of the rows and from the usage of the runs.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from msgspec import Raw
 
 from culm.errors import AgentNotFound
 from culm.ids import AgentId, RunId, SessionId
-from culm.store.base import Op, Tx
-from culm.store.sql import QUERIES
+from culm.store.base import Connection, Op, Tx, deferred
 from culm.wire.agents import Agent, RawAgent, Waiting, outcome_of_run
 from culm.wire.codec import decode, encode
 from culm.wire.runs import CANCELED, Ending, Limits, Used, error_text
@@ -54,22 +53,19 @@ class StoredAgent:
 # --- the life cycle of an agent
 
 
-def add_agent(new: NewAgent) -> Callable[[Tx], None]:
+@deferred
+def add_agent(tx: Tx, new: NewAgent) -> None:
     """Add an agent without its session and its first run."""
-
-    def unit(tx: Tx) -> None:
-        path = encode((*new.path, new.id)).decode()
-        row = tx.run(
-            "add_agent",
-            *(new.id, new.session_id, new.parent_id, new.parent_session_id, new.name, new.role),
-            *(new.provider, new.model, new.terms, encode(new.budget).decode()),
-            *(new.is_detached, new.is_read_only, new.worktree, new.branch, tx.now),
-            *(new.depth, path),
-        ).fetchone()
-        _publish_changed(tx, tx.run("one_child_more", new.parent_id))
-        _publish(tx, "agent_started", "created", row)
-
-    return unit
+    path = encode((*new.path, new.id)).decode()
+    row = tx.run(
+        "add_agent",
+        *(new.id, new.session_id, new.parent_id, new.parent_session_id, new.name, new.role),
+        *(new.provider, new.model, new.terms, encode(new.budget).decode()),
+        *(new.is_detached, new.is_read_only, new.worktree, new.branch, tx.now),
+        *(new.depth, path),
+    ).fetchone()
+    _publish_changed(tx, tx.run("one_child_more", new.parent_id))
+    _publish(tx, "agent_started", "created", row)
 
 
 def assign_agent(tx: Tx, agent_id: str, run_id: RunId) -> None:
@@ -109,35 +105,26 @@ def end_lost_agents(tx: Tx) -> None:
         _publish(tx, "agent_ended", "updated", row)
 
 
-def set_agent_activity(agent_id: str, *, waiting_for: Waiting, pid: int) -> Callable[[Tx], None]:
+@deferred
+def set_agent_activity(tx: Tx, agent_id: str, *, waiting_for: Waiting, pid: int) -> None:
     """Set the reason why an agent waits, and the process id of its worker."""
-
-    def unit(tx: Tx) -> None:
-        _publish_changed(tx, tx.run("note_agent", waiting_for, pid, agent_id))
-
-    return unit
+    _publish_changed(tx, tx.run("note_agent", waiting_for, pid, agent_id))
 
 
-def set_budget(agent_id: str, budget: Limits) -> Callable[[Tx], Agent]:
+@deferred
+def set_budget(tx: Tx, agent_id: str, budget: Limits) -> Agent:
     """Set the limits of an agent; raises `AgentNotFound`."""
-
-    def unit(tx: Tx) -> Agent:
-        row = tx.run("set_budget", encode(budget).decode(), agent_id).fetchone()
-        if row is None:
-            raise AgentNotFound(agent_id)
-        _publish(tx, "agent_changed", "updated", row)
-        return agent_of(row)
-
-    return unit
+    row = tx.run("set_budget", encode(budget).decode(), agent_id).fetchone()
+    if row is None:
+        raise AgentNotFound(agent_id)
+    _publish(tx, "agent_changed", "updated", row)
+    return agent_of(row)
 
 
-def set_worktree(agent_id: str, *, worktree: str, branch: str, terms: str) -> Callable[[Tx], None]:
+@deferred
+def set_worktree(tx: Tx, agent_id: str, *, worktree: str, branch: str, terms: str) -> None:
     """Set the worktree of an agent; empty if it has none."""
-
-    def unit(tx: Tx) -> None:
-        _publish_changed(tx, tx.run("set_worktree", worktree, branch, terms, agent_id))
-
-    return unit
+    _publish_changed(tx, tx.run("set_worktree", worktree, branch, terms, agent_id))
 
 
 def add_agent_usage(tx: Tx, session_ids: Iterable[str], used: Used) -> None:
@@ -174,8 +161,7 @@ def _publish_changed(tx: Tx, changed: sqlite3.Cursor) -> None:
 
 
 def _publish(tx: Tx, type_: str, op: Op, row: sqlite3.Row) -> None:
-    session_id, agent_id, payload = row["session_id"], row["id"], row["shown"].encode()
-    tx.publish(type_, op, session_id=session_id, entity_id=agent_id, payload=payload, stored=True)
+    tx.publish(type_, op, row["session_id"], row["id"], row["shown"].encode())
 
 
 # --- reading
@@ -189,52 +175,43 @@ def stored_agent_of(row: sqlite3.Row) -> StoredAgent:
     return StoredAgent(agent_of(row), tuple(decode(row["path"], list[str])), row["terms"])
 
 
-def find_agent(agent_id: str) -> Callable[[sqlite3.Connection], StoredAgent | None]:
+@deferred
+def find_agent(connection: Connection, agent_id: str) -> StoredAgent | None:
     """Find an agent by its id or by that of its session."""
-
-    def query(connection: sqlite3.Connection) -> StoredAgent | None:
-        for name in ("get_agent", "agent_of_session"):
-            row = connection.execute(QUERIES[name], (agent_id,)).fetchone()
-            if row is not None:
-                return stored_agent_of(row)
-        return None
-
-    return query
+    for name in ("get_agent", "agent_of_session"):
+        row = connection.run(name, agent_id).fetchone()
+        if row is not None:
+            return stored_agent_of(row)
+    return None
 
 
-def children_of(parent_id: str) -> Callable[[sqlite3.Connection], list[Agent]]:
-    def query(connection: sqlite3.Connection) -> list[Agent]:
-        rows = connection.execute(QUERIES["agents_of_parent"], (parent_id,))
-        return [agent_of(row) for row in rows]
-
-    return query
+@deferred
+def children_of(connection: Connection, parent_id: str) -> list[Agent]:
+    return [agent_of(row) for row in connection.run("agents_of_parent", parent_id)]
 
 
-def shown_below(agent_id: str) -> Callable[[sqlite3.Connection], list[RawAgent]]:
+@deferred
+def shown_below(connection: Connection, agent_id: str) -> list[RawAgent]:
     """All agents below one, or all agents if `agent_id` is empty, in order of their start."""
-
-    def query(connection: sqlite3.Connection) -> list[RawAgent]:
-        if not agent_id:
-            rows = connection.execute(QUERIES["all_agents_shown"])
-        else:
-            rows = connection.execute(QUERIES["agents_below_shown"], _below(connection, agent_id))
-        return [RawAgent(Raw(row[0].encode())) for row in rows]
-
-    return query
+    if not agent_id:
+        rows = connection.run("all_agents_shown")
+    else:
+        rows = connection.run("agents_below_shown", *_below(connection, agent_id))
+    return [RawAgent(Raw(row[0].encode())) for row in rows]
 
 
-def _below(connection: sqlite3.Connection, agent_id: str) -> tuple[str, str]:
+def _below(connection: Connection, agent_id: str) -> tuple[str, str]:
     """The range of paths of all agents below one: those that start with its own path."""
-    row = connection.execute(QUERIES["get_agent"], (agent_id,)).fetchone()
+    row = connection.run("get_agent", agent_id).fetchone()
     own: str = encode([agent_id]).decode() if row is None else row["path"]
     prefix = own.removesuffix("]")
     return f"{prefix},", f"{prefix}-"  # `-` is the next character after a comma.
 
 
-def agents_below(agent_id: str) -> Callable[[sqlite3.Connection], list[Agent]]:
+@deferred
+def agents_below(connection: Connection, agent_id: str) -> list[Agent]:
     """The agents of `shown_below`, decoded."""
-    query = shown_below(agent_id)
-    return lambda connection: [decode(one, Agent) for one in query(connection)]
+    return [decode(one, Agent) for one in shown_below(agent_id)(connection)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,39 +223,32 @@ class AgentLink:
     worktree: str
 
 
-def agent_links(connection: sqlite3.Connection) -> list[AgentLink]:
+def agent_links(connection: Connection) -> list[AgentLink]:
     """The links of all agents, even with damaged derived columns, in order of their start."""
-    return [AgentLink(*row) for row in connection.execute(QUERIES["agent_links"])]
+    return [AgentLink(*row) for row in connection.run("agent_links")]
 
 
-def agents_in_worktrees(connection: sqlite3.Connection) -> list[str]:
+def agents_in_worktrees(connection: Connection) -> list[str]:
     """The ids of agents with a worktree of their own, the latest first."""
-    return [row["id"] for row in connection.execute(QUERIES["agents_in_worktrees"])]
+    return [row["id"] for row in connection.run("agents_in_worktrees")]
 
 
-def worktrees_around(agent_id: str) -> Callable[[sqlite3.Connection], list[str]]:
+@deferred
+def worktrees_around(connection: Connection, agent_id: str) -> list[str]:
     """The ids of an agent and those above it that have a worktree; it works in one of these."""
-
-    def query(connection: sqlite3.Connection) -> list[str]:
-        rows = connection.execute(QUERIES["worktrees_around_agent"], (agent_id,))
-        return [row["id"] for row in rows]
-
-    return query
+    return [row["id"] for row in connection.run("worktrees_around_agent", agent_id)]
 
 
-def find_to_sweep(agent_id: str) -> Callable[[sqlite3.Connection], StoredAgent | None]:
+@deferred
+def find_to_sweep(connection: Connection, agent_id: str) -> StoredAgent | None:
     """An agent that has a worktree, if it and all below it have ended."""
-
-    def query(connection: sqlite3.Connection) -> StoredAgent | None:
-        row = connection.execute(QUERIES["agent_to_sweep"], (agent_id,)).fetchone()
-        return None if row is None else stored_agent_of(row)
-
-    return query
+    row = connection.run("agent_to_sweep", agent_id).fetchone()
+    return None if row is None else stored_agent_of(row)
 
 
-def agents_at_work(connection: sqlite3.Connection) -> list[Agent]:
+def agents_at_work(connection: Connection) -> list[Agent]:
     """The agents that have not ended."""
-    return [agent_of(row) for row in connection.execute(QUERIES["agents_at_work"])]
+    return [agent_of(row) for row in connection.run("agents_at_work")]
 
 
 # --- derived columns

@@ -1,12 +1,10 @@
 """Units and queries for permission requests, questions and grants."""
 
 import sqlite3
-from collections.abc import Callable
 from typing import cast
 
 from culm.ids import AskId, GrantId, SessionId
-from culm.store.base import Op, Tx
-from culm.store.sql import QUERIES
+from culm.store.base import Connection, Op, Tx, deferred, read_row
 from culm.wire.asks import (
     Ask,
     AskChanged,
@@ -29,44 +27,38 @@ def kind_of(request: type[PermissionRequest] | type[QuestionRequest]) -> str:
     return "permission" if request is PermissionRequest else "question"
 
 
-def open_ask(ask: Ask[R], *, instead_of: AskId | None = None) -> Callable[[Tx], None]:
+@deferred
+def open_ask(tx: Tx, ask: Ask[R], *, instead_of: AskId | None = None) -> None:
     """Open an ask. An outdated ask for the same call, `instead_of`, is withdrawn."""
-
-    def unit(tx: Tx) -> None:
-        if instead_of is not None:
-            close_ask(instead_of, "withdrawn")(tx)
-        request = ask.request
-        row = tx.run(
-            "add_ask",
-            *(request.id, kind_of(type(request)), request.session_id, ask.run_id),
-            *(ask.message_id, request.tool_call_id, encode(request).decode(), ask.digest),
-            *(encode(ask.grains).decode(), ask.why, ask.deadline, tx.now),
-            encode(ask.agent_path).decode(),
-        ).fetchone()
-        _publish(tx, ask_of(row), "created")
-
-    return unit
+    if instead_of is not None:
+        close_ask(instead_of, "withdrawn")(tx)
+    request = ask.request
+    row = tx.run(
+        "add_ask",
+        *(request.id, kind_of(type(request)), request.session_id, ask.run_id),
+        *(ask.message_id, request.tool_call_id, encode(request).decode(), ask.digest),
+        *(encode(ask.grains).decode(), ask.why, ask.deadline, tx.now),
+        encode(ask.agent_path).decode(),
+    ).fetchone()
+    _publish(tx, ask_of(row), "created")
 
 
+@deferred
 def close_ask(
-    ask_id: AskId, state: AskState, *, by: str = "", grant: Grant | None = None
-) -> Callable[[Tx], bool]:
+    tx: Tx, ask_id: AskId, state: AskState, *, by: str = "", grant: Grant | None = None
+) -> bool:
     """Close an ask and add the grant of its answer, if any; False if it was not open.
 
     The `params` of a closed permission request are not kept, because they may contain whole files.
     The message and the file history contain the result.
     """
-
-    def unit(tx: Tx) -> bool:
-        row = tx.run("close_ask", state, by, tx.now, ask_id).fetchone()
-        if row is None:
-            return False
-        _publish(tx, ask_of(row), "updated")
-        if grant is not None:
-            _add_grant(tx, grant)
-        return True
-
-    return unit
+    row = tx.run("close_ask", state, by, tx.now, ask_id).fetchone()
+    if row is None:
+        return False
+    _publish(tx, ask_of(row), "updated")
+    if grant is not None:
+        _add_grant(tx, grant)
+    return True
 
 
 def close_asks_of_run(tx: Tx, run_id: str) -> None:
@@ -87,17 +79,14 @@ def has_decided_ask(tx: Tx, message_id: str) -> bool:
     return tx.run("decided_ask", message_id).fetchone() is not None
 
 
+@deferred
 def list_asks(
-    request: type[R], session_id: str, state: str, limit: int
-) -> Callable[[sqlite3.Connection], list[Ask[R]]]:
+    connection: Connection, request: type[R], session_id: str, state: str, limit: int
+) -> list[Ask[R]]:
     """The asks of a kind, by session and state, the latest first."""
-
-    def query(connection: sqlite3.Connection) -> list[Ask[R]]:
-        values = (kind_of(request), session_id, state, limit)
-        asks = [ask_of(row) for row in connection.execute(QUERIES["asks"], values)]
-        return cast("list[Ask[R]]", asks)  # The query selects the kind.
-
-    return query
+    values = (kind_of(request), session_id, state, limit)
+    asks = [ask_of(row) for row in connection.run("asks", *values)]
+    return cast("list[Ask[R]]", asks)  # The query selects the kind.
 
 
 def ask_of(row: sqlite3.Row) -> AnyAsk:
@@ -153,36 +142,27 @@ def changed_ask(ask: AnyAsk) -> AskChanged | QuestionChanged:
 
 
 def _publish(tx: Tx, ask: AnyAsk, op: Op) -> None:
-    changed = changed_ask(ask)
-    type_ = "ask_changed" if isinstance(changed, AskChanged) else "question_changed"
-    _publish_stored(tx, ask, type_, op, encode(changed))
-    if ask.state == "open":
+    request = ask.request
+    ids = request.session_id, request.id
+    changed = encode(changed_ask(ask))
+    # Closed asks are also published as Crush's notification. It is stored, so that dialogs close
+    # in clients that have fallen behind, too.
+    if isinstance(request, QuestionRequest):
+        tx.publish("question_changed", op, *ids, changed)
+        if ask.state != "open":
+            closes = encode(QuestionNotification(request.id))
+            tx.publish("question_batch_notification", "created", *ids, closes)
         return
-    # Stored, so that dialogs also close in clients that have fallen behind.
-    if isinstance(ask.request, QuestionRequest):
-        closes = encode(QuestionNotification(ask.request.id))
-        _publish_stored(tx, ask, "question_batch_notification", "created", closes)
-    else:
+    tx.publish("ask_changed", op, *ids, changed)
+    if ask.state != "open":
         granted = ask.state == "allowed"
-        closes = encode(
-            PermissionNotification(
-                ask.request.tool_call_id,
-                granted=granted,
-                denied=not granted,
-                session_id=ask.request.session_id,
-            )
+        closes = PermissionNotification(
+            request.tool_call_id,
+            granted=granted,
+            denied=not granted,
+            session_id=request.session_id,
         )
-        _publish_stored(tx, ask, "permission_notification", "created", closes)
-
-
-def _publish_stored(tx: Tx, ask: AnyAsk, type_: str, op: Op, payload: bytes) -> None:
-    _publish_of(tx, type_, op, ask.request.session_id, ask.request.id, payload)
-
-
-def _publish_of(
-    tx: Tx, type_: str, op: Op, session_id: str, entity_id: str, payload: bytes
-) -> None:
-    tx.publish(type_, op, session_id=session_id, entity_id=entity_id, payload=payload, stored=True)
+        tx.publish("permission_notification", "created", *ids, encode(closes))
 
 
 # --- grants
@@ -198,39 +178,27 @@ def _add_grant(tx: Tx, grant: Grant) -> None:
     _publish_grant(tx, grant, "created")
 
 
-def delete_grant(grant_id: GrantId) -> Callable[[Tx], bool]:
+@deferred
+def delete_grant(tx: Tx, grant_id: GrantId) -> bool:
     """Revoke a grant; False if it does not exist."""
-
-    def unit(tx: Tx) -> bool:
-        row = tx.run("delete_grant", grant_id).fetchone()
-        if row is None:
-            return False
-        _publish_grant(tx, grant_of(row), "deleted")
-        return True
-
-    return unit
+    row = tx.run("delete_grant", grant_id).fetchone()
+    if row is None:
+        return False
+    _publish_grant(tx, grant_of(row), "deleted")
+    return True
 
 
 def _publish_grant(tx: Tx, grant: Grant, op: Op) -> None:
-    _publish_of(tx, "grant_changed", op, grant.session_id, grant.id, encode(grant))
+    tx.publish("grant_changed", op, grant.session_id, grant.id, encode(grant))
 
 
-def all_grants(connection: sqlite3.Connection) -> list[Grant]:
-    return [grant_of(row) for row in connection.execute(QUERIES["grants"])]
+def all_grants(connection: Connection) -> list[Grant]:
+    return [grant_of(row) for row in connection.run("grants")]
 
 
 def grant_of(row: sqlite3.Row) -> Grant:
-    return Grant(
-        id=row["id"],
-        scope=row["scope"],
-        session_id=row["session_id"],
-        tool_name=row["tool"],
-        action=row["action"],
-        grains=decode(row["grains"], list[str]),
-        ask_id=row["ask_id"],
-        by=row["granted_by"],
-        created_at=row["created_at"],
-    )
+    grains = decode(row["grains"], list[str])
+    return read_row(row, Grant, tool_name=row["tool"], grains=grains, by=row["granted_by"])
 
 
 def delete_asks_of_session(tx: Tx, session_id: str) -> None:
@@ -241,11 +209,8 @@ def delete_asks_of_session(tx: Tx, session_id: str) -> None:
 # --- skip mode
 
 
-def publish_skip(changed: SkipChanged) -> Callable[[Tx], None]:
+@deferred
+def publish_skip(tx: Tx, changed: SkipChanged) -> None:
     """Publish a change of skip mode. The mode ends with the server, so no table has it."""
-
-    def unit(tx: Tx) -> None:
-        session_id = changed.session_id
-        _publish_of(tx, "skip_changed", "updated", session_id, session_id, encode(changed))
-
-    return unit
+    session_id = changed.session_id
+    tx.publish("skip_changed", "updated", session_id, session_id, encode(changed))

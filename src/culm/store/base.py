@@ -9,18 +9,28 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from functools import wraps
+from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from msgspec import Struct
 
 from culm.errors import StoreBusy, StoreDamaged
 from culm.store.sql import QUERIES
 
+P = ParamSpec("P")
 T = TypeVar("T")
+C = TypeVar("C")
+S = TypeVar("S", bound=Struct)
 log = logging.getLogger(__name__)
 
 Op = Literal["created", "updated", "deleted"]
-Connection = sqlite3.Connection  # The argument of every query.
+
+
+class Connection(sqlite3.Connection):
+    """A connection that runs the named queries of `store/sql`; the argument of every query."""
+
+    def run(self, query: str, *values: str | float | None) -> sqlite3.Cursor:
+        return self.execute(QUERIES[query], values)
 
 
 class StoredEvent(Struct, frozen=True):  # Faster than a dataclass; every change creates one.
@@ -38,7 +48,7 @@ class StoredEvent(Struct, frozen=True):  # Faster than a dataclass; every change
 class Tx:
     """One open transaction, as used by a unit of work."""
 
-    connection: sqlite3.Connection
+    connection: Connection
     now: int  # Unix seconds, one value for the whole unit.
     seq: int  # The last event number in use.
     events: list[StoredEvent] = field(default_factory=list[StoredEvent])
@@ -50,32 +60,19 @@ class Tx:
     def run(self, query: str, *values: str | float | None) -> sqlite3.Cursor:
         return self.connection.execute(QUERIES[query], values)
 
-    def publish_deleted(
-        self, type_: str, *, session_id: str, entity_id: str, payload: bytes
-    ) -> None:
-        """Publish the deletion of an entity; the log stores the payload, as no table has it."""
-        self.publish(
-            type_,
-            "deleted",
-            session_id=session_id,
-            entity_id=entity_id,
-            payload=payload,
-            stored=True,
-        )
-
     def publish(
         self,
         type_: str,
         op: Op,
-        *,
         session_id: str,
         entity_id: str,
         payload: bytes,
-        stored: bool = False,
+        *,
+        in_table: bool = False,
     ) -> None:
-        """Number an event. With `stored`, the log has its payload; otherwise a table has it."""
+        """Number an event. The log stores its payload, unless a table has it."""
         self.seq += 1
-        fields = payload.decode() if stored else None
+        fields = None if in_table else payload.decode()
         self.rows.append((self.seq, type_, op, session_id, entity_id, fields, self.now))
         self.events.append(StoredEvent(self.seq, type_, op, session_id, entity_id, payload))
 
@@ -83,15 +80,25 @@ class Tx:
 Unit = Callable[[Tx], object]
 
 
-def together(*units: Unit | None) -> Callable[[Tx], None]:
+def deferred(function: Callable[Concatenate[C, P], T]) -> Callable[P, Callable[[C], T]]:
+    """Make a unit (of a `Tx`) or a query (of a `Connection`) of a function.
+
+    A call with its other arguments returns a function of the first, for `write` or `read`.
+    """
+
+    @wraps(function)
+    def bind(*args: P.args, **kwargs: P.kwargs) -> Callable[[C], T]:
+        return lambda first: function(first, *args, **kwargs)
+
+    return bind
+
+
+@deferred
+def together(tx: Tx, *units: Unit | None) -> None:
     """Combine units into one: all of them run, in this order, or none."""
-
-    def unit(tx: Tx) -> None:
-        for one in units:
-            if one is not None:
-                one(tx)
-
-    return unit
+    for unit in units:
+        if unit is not None:
+            unit(tx)
 
 
 @dataclass(slots=True)
@@ -117,7 +124,7 @@ class Database(Protocol):
         """Queue a job; raises `StoreBusy` if too many wait."""
         ...
 
-    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+    async def read(self, query: Callable[[Connection], T]) -> T:
         """Run `query` in one read transaction over the committed state."""
         ...
 
@@ -126,7 +133,7 @@ class Database(Protocol):
         ...
 
 
-def run_group(connection: sqlite3.Connection, jobs: list[WriteJob], now: int) -> None:
+def run_group(connection: Connection, jobs: list[WriteJob], now: int) -> None:
     """Commit `jobs` in one transaction and set the result or the error of each.
 
     A job that fails before it has written anything fails alone. After a failure of one that has
@@ -150,7 +157,7 @@ class _Spoilt(Exception):
     """A job failed after it had written, so the transaction must be rolled back."""
 
 
-def _run_together(connection: sqlite3.Connection, jobs: list[WriteJob], now: int) -> None:
+def _run_together(connection: Connection, jobs: list[WriteJob], now: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Read under the write lock: without our own lock another process may also write.
@@ -164,7 +171,7 @@ def _run_together(connection: sqlite3.Connection, jobs: list[WriteJob], now: int
             connection.execute("ROLLBACK")
 
 
-def _add_events(connection: sqlite3.Connection, jobs: list[WriteJob], tx: Tx) -> None:
+def _add_events(connection: Connection, jobs: list[WriteJob], tx: Tx) -> None:
     try:
         connection.executemany(QUERIES["add_event"], tx.rows)
     except Exception as exc:  # boundary: running each job alone finds the one with the bad row
@@ -214,12 +221,20 @@ def finish_group(jobs: list[WriteJob]) -> None:
             log.exception("a commit callback failed")
 
 
-def last_seq(connection: sqlite3.Connection) -> int:
+def read_row(row: sqlite3.Row, kind: type[S], **others: object) -> S:
+    """A struct of the columns with the names of its fields, and of `others` for the rest."""
+    for name in kind.__struct_fields__:
+        if name not in others:
+            others[name] = row[name]
+    return kind(**others)
+
+
+def last_seq(connection: Connection) -> int:
     """The last event number ever used, even if its event has been trimmed."""
-    last: int = connection.execute(QUERIES["last_seq"]).fetchone()[0]
+    last: int = connection.run("last_seq").fetchone()[0]
     return last
 
 
-def find_meta(connection: sqlite3.Connection, key: str) -> str | None:
-    row = connection.execute(QUERIES["get_meta"], (key,)).fetchone()
+def find_meta(connection: Connection, key: str) -> str | None:
+    row = connection.run("get_meta", key).fetchone()
     return None if row is None else str(row[0])

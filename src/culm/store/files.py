@@ -4,7 +4,6 @@ Inspection uses read-only connections and works while another process has the fi
 requires the lock of the data directory.
 """
 
-import contextlib
 import logging
 import sqlite3
 from collections.abc import Callable, Generator, Mapping
@@ -21,7 +20,7 @@ from culm.store.agents import agent_links, cut_agent, rebuild
 from culm.store.base import Connection, Tx, WriteJob, find_meta, run_group, store_error
 from culm.store.letters import unanswered_senders
 from culm.store.runs import count_unfinished
-from culm.store.sql import MIGRATIONS, QUERIES, migrate, schema_version
+from culm.store.sql import MIGRATIONS, migrate, schema_version
 from culm.store.writer import connect
 from culm.wire.workspaces import StoreHealth
 
@@ -42,60 +41,51 @@ def prepare_file(path: Path, epoch: Epoch, now: int) -> StoreHealth:
         aside = _move_aside(path, now)
         log.error("database %s is damaged (%s); moved to %s", path, reason, aside)
         health = StoreHealth("replaced", f"damaged ({reason}); the old file is {aside}")
-    connection = connect(path)
-    try:
+    with closing(connect(path)) as connection:
         migrate(connection, str(path))
         if find_meta(connection, "epoch") is None:
-            connection.execute(QUERIES["set_meta"], ("epoch", epoch))
-    finally:
-        connection.close()
+            connection.run("set_meta", "epoch", epoch)
     path.chmod(0o600)
     return health
 
 
 def has_unfinished_runs(path: Path) -> bool:
     """Return True if a server should open this file for its runs; False if it is unreadable."""
-    if not path.exists():
-        return False
-    try:
-        with contextlib.closing(connect(path)) as connection:
-            return count_unfinished(connection) > 0
-    except sqlite3.Error as exc:
-        log.info("cannot search %s for runs: %s", path, exc)
-        return False
+    return _search(path, lambda connection: count_unfinished(connection) > 0, otherwise=False)
 
 
 def find_unanswered_senders(path: Path, since: int) -> list[str]:
     """The senders that wait for a reply which the last server could not send."""
+    return _search(path, unanswered_senders(since), otherwise=[])
+
+
+def _search(path: Path, query: Callable[[Connection], T], *, otherwise: T) -> T:
     if not path.exists():
-        return []
+        return otherwise
     try:
-        with contextlib.closing(connect(path)) as connection:
-            return unanswered_senders(connection, since)
+        with closing(connect(path)) as connection:
+            return query(connection)
     except sqlite3.Error as exc:  # For example, an old schema without a table of letters.
-        log.info("cannot search %s for letters: %s", path, exc)
-        return []
+        log.info("cannot search %s: %s", path, exc)
+        return otherwise
 
 
 def _damage(path: Path) -> str | None:
     """A description of the damage, or None. A file that was closed cleanly is not checked."""
-    connection: sqlite3.Connection | None = None
+    has_meta = "SELECT 1 FROM sqlite_master WHERE name = 'meta'"
     try:
-        connection = connect(path)
-        if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is None:
-            return None  # The file is empty, or older than the flag.
-        if find_meta(connection, "clean") == "1":
-            return None
-        found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        return None if found == "ok" else found
+        with closing(connect(path)) as connection:
+            if connection.execute(has_meta).fetchone() is None:
+                return None  # The file is empty, or older than the flag.
+            if find_meta(connection, "clean") == "1":
+                return None
+            found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            return None if found == "ok" else found
     except sqlite3.DatabaseError as exc:
         # A lock held elsewhere, too many open files, a full disk: none of these is damage.
         if isinstance(store_error(exc), StoreDamaged):
             return str(exc)
         raise
-    finally:
-        if connection is not None:
-            connection.close()
 
 
 def _move_aside(path: Path, now: int) -> Path:
@@ -130,7 +120,7 @@ def open_reader(path: Path) -> Generator[Connection]:
     try:
         address = f"{path.absolute().as_uri()}?mode=ro"
         with closing(
-            sqlite3.connect(address, uri=True, isolation_level=None, timeout=BUSY_S)
+            sqlite3.connect(address, BUSY_S, isolation_level=None, uri=True, factory=Connection)
         ) as connection:
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA temp_store = MEMORY")
@@ -226,7 +216,7 @@ class RepairReport:
     cut: tuple[str, ...] = ()  # Agents whose parent link was removed.
 
 
-def _report_progress(connection: sqlite3.Connection, at_work: Callable[[], None] | None) -> None:
+def _report_progress(connection: Connection, at_work: Callable[[], None] | None) -> None:
     def report() -> int:
         assert at_work is not None, "otherwise no handler is set"
         at_work()

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from culm.clock import Clock
 from culm.errors import StoreBusy, StoreClosed
-from culm.store.base import WriteJob, finish_group, run_group
+from culm.store.base import Connection, WriteJob, finish_group, run_group
 from culm.store.sql import migrate
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class MemoryFile:
     """The stored content, which survives a simulated crash."""
 
     def __init__(self) -> None:
-        self.connection = sqlite3.connect(":memory:", isolation_level=None)
+        self.connection = sqlite3.connect(":memory:", isolation_level=None, factory=Connection)
         self.connection.deserialize(empty_database())
         self.connection.row_factory = sqlite3.Row
         self.connection.execute("PRAGMA foreign_keys = ON")
@@ -77,7 +77,7 @@ class MemoryDatabase:
             self._commit_due = True
             self._clock.call_later(COMMIT_S, self._commit)
 
-    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+    async def read(self, query: Callable[[Connection], T]) -> T:
         if self._closing:
             raise StoreClosed
         await asyncio.sleep(0)  # A real read lets other tasks run.

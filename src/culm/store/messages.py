@@ -1,6 +1,5 @@
 """Units and queries for messages, their large parts, and the text chunks of open messages."""
 
-import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -8,7 +7,7 @@ from msgspec import Raw
 
 from culm.errors import MessageNotFound, SessionNotFound
 from culm.ids import MessageId, SessionId
-from culm.store.base import Op, Tx
+from culm.store.base import Connection, Op, Tx, deferred
 from culm.store.sessions import find_session, place_of, publish_session
 from culm.store.sql import QUERIES
 from culm.wire.codec import decode, encode
@@ -77,81 +76,68 @@ def capture(message: Message) -> CapturedMessage:
     )
 
 
-def add_message(message: CapturedMessage, *, is_open: bool) -> Callable[[Tx], None]:
+@deferred
+def add_message(tx: Tx, message: CapturedMessage, *, is_open: bool) -> None:
     """Add a message at the end of its session, and publish the changed session after it."""
-
-    def unit(tx: Tx) -> None:
-        session = tx.run("next_message", tx.now, message.session_id).fetchone()
-        if session is None:
-            raise SessionNotFound(message.session_id)
-        tx.run(
-            "add_message",
-            place_of(session["no"], session["next_seq"] - 1),
-            message.id,
-            *message.row,
-            message.parts,
-            len(message.large),
-            message.rev,
-            is_open,
-            message.updated_at,
-        )
-        _put_parts(tx, message)
-        _publish(tx, message, "created")
-        publish_session(tx, "updated", session)
-
-    return unit
+    session = tx.run("next_message", tx.now, message.session_id).fetchone()
+    if session is None:
+        raise SessionNotFound(message.session_id)
+    tx.run(
+        "add_message",
+        place_of(session["no"], session["next_seq"] - 1),
+        message.id,
+        *message.row,
+        message.parts,
+        len(message.large),
+        message.rev,
+        is_open,
+        message.updated_at,
+    )
+    _put_parts(tx, message)
+    _publish(tx, message, "created")
+    publish_session(tx, "updated", session)
 
 
-def save_message(message: CapturedMessage, *, is_open: bool) -> Callable[[Tx], None]:
+@deferred
+def save_message(tx: Tx, message: CapturedMessage, *, is_open: bool) -> None:
     """Store an open message as a whole and delete its chunks. Raises `MessageNotFound`."""
-
-    def unit(tx: Tx) -> None:
-        changed = tx.run(
-            "save_message",
-            *message.row[1:3],  # A fallback model may have taken over.
-            message.parts,
-            len(message.large),
-            message.rev,
-            is_open,
-            message.updated_at,
-            message.id,
-        )
-        if changed.rowcount == 0:
-            raise MessageNotFound(message.id)  # It was deleted in the meantime.
-        tx.run("delete_parts", message.id)
-        tx.run("delete_chunks", message.id)
-        _put_parts(tx, message)
-        _publish(tx, message, "updated")
-
-    return unit
+    changed = tx.run(
+        "save_message",
+        *message.row[1:3],  # A fallback model may have taken over.
+        message.parts,
+        len(message.large),
+        message.rev,
+        is_open,
+        message.updated_at,
+        message.id,
+    )
+    if changed.rowcount == 0:
+        raise MessageNotFound(message.id)  # It was deleted in the meantime.
+    tx.run("delete_parts", message.id)
+    tx.run("delete_chunks", message.id)
+    _put_parts(tx, message)
+    _publish(tx, message, "updated")
 
 
-def add_chunks(chunks: list[TextChunk]) -> Callable[[Tx], None]:
+@deferred
+def add_chunks(tx: Tx, chunks: list[TextChunk]) -> None:
     """Store open text. Chunks for a message that has ended or has another rev are dropped."""
-
-    def unit(tx: Tx) -> None:
-        for message_id, rev, part, pos, kind, text in chunks:
-            if tx.run("is_open_at", message_id, rev).fetchone() is not None:
-                tx.run("add_chunk", message_id, part, pos, kind, text)
-
-    return unit
+    for message_id, rev, part, pos, kind, text in chunks:
+        if tx.run("is_open_at", message_id, rev).fetchone() is not None:
+            tx.run("add_chunk", message_id, part, pos, kind, text)
 
 
-def delete_message(message_id: MessageId) -> Callable[[Tx], None]:
-    def unit(tx: Tx) -> None:
-        row = tx.run("delete_message", message_id).fetchone()
-        if row is None:
-            raise MessageNotFound(message_id)
-        tx.run("delete_parts", message_id)
-        tx.run("delete_chunks", message_id)
-        session = tx.run("one_message_less", tx.now, row[0]).fetchone()
-        gone = GoneMessage(id=message_id, session_id=session["id"])
-        tx.publish_deleted(
-            "message", session_id=session["id"], entity_id=message_id, payload=encode(gone)
-        )
-        publish_session(tx, "updated", session)
-
-    return unit
+@deferred
+def delete_message(tx: Tx, message_id: MessageId) -> None:
+    row = tx.run("delete_message", message_id).fetchone()
+    if row is None:
+        raise MessageNotFound(message_id)
+    tx.run("delete_parts", message_id)
+    tx.run("delete_chunks", message_id)
+    session = tx.run("one_message_less", tx.now, row[0]).fetchone()
+    gone = GoneMessage(id=message_id, session_id=session["id"])
+    tx.publish("message", "deleted", session["id"], message_id, encode(gone))
+    publish_session(tx, "updated", session)
 
 
 def close_open_messages(tx: Tx, *, but: Collection[MessageId] = ()) -> int:
@@ -172,15 +158,12 @@ def close_message(tx: Tx, message: Message, finish: Finish) -> Message:
     return message
 
 
-def close_message_of(session_id: str, finish: Finish) -> Callable[[Tx], None]:
+@deferred
+def close_message_of(tx: Tx, session_id: str, finish: Finish) -> None:
     """Close the open message of a session, if it has one without a writer."""
-
-    def unit(tx: Tx) -> None:
-        message = find_open_message(tx, session_id)
-        if message is not None:
-            close_message(tx, message, finish)
-
-    return unit
+    message = find_open_message(tx, session_id)
+    if message is not None:
+        close_message(tx, message, finish)
 
 
 def find_open_message(tx: Tx, session_id: str) -> Message | None:
@@ -197,77 +180,64 @@ def _load(tx: Tx, row: Sequence[Any]) -> Message:
     return decode(encode(load_message(tx.connection, row)), Message)
 
 
-def find_message(message_id: str) -> Callable[[sqlite3.Connection], RawMessage | None]:
-    def query(connection: sqlite3.Connection) -> RawMessage | None:
-        row = connection.execute(QUERIES["get_message"], (message_id,)).fetchone()
-        return None if row is None else load_message(connection, row)
-
-    return query
+@deferred
+def find_message(connection: Connection, message_id: str) -> RawMessage | None:
+    row = connection.run("get_message", message_id).fetchone()
+    return None if row is None else load_message(connection, row)
 
 
-def conversation(
-    session_id: str,
-) -> Callable[[sqlite3.Connection], tuple[Session, list[Message]] | None]:
+@deferred
+def conversation(connection: Connection, session_id: str) -> tuple[Session, list[Message]] | None:
     """A session and its messages since the summary; None if the session does not exist."""
-
-    def query(connection: sqlite3.Connection) -> tuple[Session, list[Message]] | None:
-        session = find_session(session_id)(connection)
-        if session is None:
-            return None
-        summary_id = session.summary_message_id
-        rows = (
-            _listing("messages_from", summary_id)(connection)
-            if summary_id
-            else messages_of_session(session_id)(connection)
-        )
-        return session, [decode(encode(row), Message) for row in rows]
-
-    return query
+    session = find_session(session_id)(connection)
+    if session is None:
+        return None
+    summary_id = session.summary_message_id
+    listing = (
+        _listing("messages_from", summary_id) if summary_id else messages_of_session(session_id)
+    )
+    return session, [decode(encode(row), Message) for row in listing(connection)]
 
 
-def messages_of_session(session_id: str) -> Callable[[sqlite3.Connection], list[RawMessage]]:
+def messages_of_session(session_id: str) -> Callable[[Connection], list[RawMessage]]:
     return _listing("messages_of_session", session_id)
 
 
-def user_messages_of_session(session_id: str) -> Callable[[sqlite3.Connection], list[RawMessage]]:
+def user_messages_of_session(session_id: str) -> Callable[[Connection], list[RawMessage]]:
     return _listing("user_messages_of_session", session_id, PROMPTS_MAX)
 
 
-def user_messages(connection: sqlite3.Connection) -> list[RawMessage]:
+def user_messages(connection: Connection) -> list[RawMessage]:
     return _listing("user_messages", PROMPTS_MAX)(connection)
 
 
-def all_messages(limit: int) -> Callable[[sqlite3.Connection], list[RawMessage]]:
+def all_messages(limit: int) -> Callable[[Connection], list[RawMessage]]:
     return _listing("all_messages", limit)
 
 
-def load_message(connection: sqlite3.Connection, row: Sequence[Any]) -> RawMessage:
+def load_message(connection: Connection, row: Sequence[Any]) -> RawMessage:
     """The message with its large parts inserted and, while it is open, its chunks appended."""
     (id_, role, session_id, parts, model, provider, created_at, updated_at, is_summary, rev,
      run_id, large, is_open, *_) = row  # fmt: skip
     if large:
-        parts = _join(parts, connection.execute(QUERIES["parts_of"], (id_,)))
+        parts = _join(parts, connection.run("parts_of", id_))
     if is_open:
-        parts = _merge_chunks(parts, connection.execute(QUERIES["chunks_of"], (id_,)))
+        parts = _merge_chunks(parts, connection.run("chunks_of", id_))
     return RawMessage(
         id_, role, session_id, Raw(parts), model, provider, created_at, updated_at,
         bool(is_summary), rev, run_id,
     )  # fmt: skip
 
 
-def _listing(name: str, *values: str | int) -> Callable[[sqlite3.Connection], list[RawMessage]]:
-    def query(connection: sqlite3.Connection) -> list[RawMessage]:
-        rows = connection.cursor()
-        rows.row_factory = None  # Plain tuples are faster, and a listing has thousands.
-        return [load_message(connection, row) for row in rows.execute(QUERIES[name], values)]
-
-    return query
+@deferred
+def _listing(connection: Connection, name: str, *values: str | int) -> list[RawMessage]:
+    rows = connection.cursor()
+    rows.row_factory = None  # Plain tuples are faster, and a listing has thousands.
+    return [load_message(connection, row) for row in rows.execute(QUERIES[name], values)]
 
 
 def _publish(tx: Tx, message: CapturedMessage, op: Op) -> None:
-    tx.publish(
-        "message", op, session_id=message.session_id, entity_id=message.id, payload=message.payload
-    )
+    tx.publish("message", op, message.session_id, message.id, message.payload, in_table=True)
 
 
 def _put_parts(tx: Tx, message: CapturedMessage) -> None:

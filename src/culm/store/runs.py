@@ -4,7 +4,7 @@
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar, cast
 
@@ -12,9 +12,8 @@ from culm.errors import RunIdReused, RunNotHeld, RunStarted, SessionNotFound
 from culm.ids import CancelId, LetterId, MessageId, RunId, SessionId
 from culm.store.agents import assign_agent, begin_agent, end_agent, find_agent
 from culm.store.asks import close_asks_of_run
-from culm.store.base import Op, Tx, Unit
+from culm.store.base import Connection, Op, Tx, Unit, deferred, read_row
 from culm.store.letters import admit_letters, close_letter, has_letter
-from culm.store.sql import QUERIES
 from culm.wire.asks import Approve, parse_approve
 from culm.wire.codec import Json, decode, encode
 from culm.wire.runs import (
@@ -78,66 +77,62 @@ class NewRun:
 # --- the life cycle of a run
 
 
-def accept_run(new: NewRun, before: Unit | None = None) -> Callable[[Tx], int | None]:
+@deferred
+def accept_run(tx: Tx, new: NewRun, before: Unit | None = None) -> int | None:
     """Add a run, after the unit `before`; returns its number, or None if the run is known.
 
     Raises `SessionNotFound`, `RunIdReused`.
     """
-
-    def unit(tx: Tx) -> int | None:
-        if before is not None:
-            before(tx)
-        known = tx.run("get_run", new.id).fetchone()
-        if known is not None:
-            if known["digest"] != new.digest:
-                raise RunIdReused(new.id)
-            return None
-        if tx.run("get_session", new.session_id).fetchone() is None:
-            raise SessionNotFound(new.session_id)
-        row = tx.run(
-            "add_run",
-            *(new.id, new.session_id, new.kind, new.state, new.run_id_given, new.digest),
-            *(new.prompt[:HEAD_CHARS], encode(new.limits).decode(), new.provider, new.model),
-            *(tx.now, _next_position(tx, new.session_id)),
-            *(new.headless, encode(new.approve).decode()),
-            *(new.agent_id, new.parent_run_id, new.detached),
-        ).fetchone()
-        tx.run("add_body", new.id, new.prompt, encode(new.attachments).decode())
-        assign_agent(tx, new.agent_id, new.id)
-        run = _publish_run(tx, row, "created")
-        _publish_queue_if(tx, new.session_id, new.state == "queued")
-        return run.seq
-
-    return unit
+    if before is not None:
+        before(tx)
+    known = tx.run("get_run", new.id).fetchone()
+    if known is not None:
+        if known["digest"] != new.digest:
+            raise RunIdReused(new.id)
+        return None
+    if tx.run("get_session", new.session_id).fetchone() is None:
+        raise SessionNotFound(new.session_id)
+    row = tx.run(
+        "add_run",
+        *(new.id, new.session_id, new.kind, new.state, new.run_id_given, new.digest),
+        *(new.prompt[:HEAD_CHARS], encode(new.limits).decode(), new.provider, new.model),
+        *(tx.now, _next_position(tx, new.session_id)),
+        *(new.headless, encode(new.approve).decode()),
+        *(new.agent_id, new.parent_run_id, new.detached),
+    ).fetchone()
+    tx.run("add_body", new.id, new.prompt, encode(new.attachments).decode())
+    assign_agent(tx, new.agent_id, new.id)
+    run = _publish_run(tx, row, "created")
+    if new.state == "queued":
+        _publish_queue(tx, new.session_id)
+    return run.seq
 
 
-def start_run(run_id: RunId, *, was_queued: bool) -> Callable[[Tx], None]:
-    def unit(tx: Tx) -> None:
-        run = _publish_run(tx, tx.run("start_run", tx.now, run_id).fetchone())
-        tx.run("delete_body", run_id)
-        begin_agent(tx, run.agent_id, run_id)
-        admit_letters(tx, run_id)
-        _publish_queue_if(tx, run.session_id, was_queued)
+@deferred
+def start_run(tx: Tx, run_id: RunId, *, was_queued: bool) -> None:
+    run = _publish_run(tx, tx.run("start_run", tx.now, run_id).fetchone())
+    tx.run("delete_body", run_id)
+    begin_agent(tx, run.agent_id, run_id)
+    admit_letters(tx, run_id)
+    if was_queued:
+        _publish_queue(tx, run.session_id)
 
-    return unit
 
-
-def fold_runs(run_ids: Iterable[RunId], host_id: RunId) -> Callable[[Tx], None]:
+@deferred
+def fold_runs(tx: Tx, run_ids: Iterable[RunId], host_id: RunId) -> None:
     """Fold queued runs into the turn of another run."""
-
-    def unit(tx: Tx) -> None:
-        run: Run | None = None
-        for run_id in run_ids:
-            run = _publish_run(tx, tx.run("fold_run", host_id, tx.now, run_id).fetchone())
-            tx.run("delete_body", run_id)
-            admit_letters(tx, run_id)
-        if run is not None:
-            _publish_queue(tx, run.session_id)
-
-    return unit
+    run: Run | None = None
+    for run_id in run_ids:
+        run = _publish_run(tx, tx.run("fold_run", host_id, tx.now, run_id).fetchone())
+        tx.run("delete_body", run_id)
+        admit_letters(tx, run_id)
+    if run is not None:
+        _publish_queue(tx, run.session_id)
 
 
+@deferred
 def end_run(
+    tx: Tx,
     run_id: RunId,
     ending: Ending,
     *,
@@ -145,36 +140,29 @@ def end_run(
     text: str = "",
     settled: Settled | None = None,
     left: Sequence[int] = (),
-) -> Callable[[Tx], None]:
+) -> None:
     """End a run and those folded into it, publish the end, and settle the cancels that cover them.
 
     For a run that has ended already, this changes nothing.
     """
-
-    def unit(tx: Tx) -> None:
-        hosted: list[RunId] = [row["id"] for row in tx.run("folded_runs", run_id)]
-        row = tx.run("get_run", run_id).fetchone()
-        was_queued = row is not None and row["state"] == "queued"
-        _end_one(tx, run_id, ending, message_id, text, with_event=True)
-        for one in hosted:  # They shared one turn, so only one `agent_event` is published.
-            _end_one(tx, one, ending, message_id, text, with_event=False)
-        if row is not None:
-            _publish_queue_if(tx, row["session_id"], was_queued)
-        for one in (run_id, *hosted):
-            _settle(tx, one, settled or settled_by(ending.outcome), left)
-
-    return unit
+    hosted: list[RunId] = [row["id"] for row in tx.run("folded_runs", run_id)]
+    row = tx.run("get_run", run_id).fetchone()
+    was_queued: bool = row is not None and row["state"] == "queued"
+    _end_one(tx, run_id, ending, message_id, text, with_event=True)
+    for one in hosted:  # They shared one turn, so only one `agent_event` is published.
+        _end_one(tx, one, ending, message_id, text, with_event=False)
+    if row is not None and was_queued:
+        _publish_queue(tx, row["session_id"])
+    for one in (run_id, *hosted):
+        _settle(tx, one, settled or settled_by(ending.outcome), left)
 
 
-def unless_ended(run_id: RunId, unit: Unit) -> Callable[[Tx], None]:
+@deferred
+def unless_ended(tx: Tx, run_id: RunId, unit: Unit) -> None:
     """Run `unit`, which belongs to the end of a run, only if the run has not ended."""
-
-    def guarded(tx: Tx) -> None:
-        row = tx.run("get_run", run_id).fetchone()
-        if row is not None and row["state"] != "ended":
-            unit(tx)
-
-    return guarded
+    row = tx.run("get_run", run_id).fetchone()
+    if row is not None and row["state"] != "ended":
+        unit(tx)
 
 
 def _end_one(
@@ -197,40 +185,33 @@ def _end_one(
     _publish(tx, "run_complete", "updated", run, encode(complete))
 
 
-def hold_run(run_id: RunId, reason: str) -> Callable[[Tx], None]:
+@deferred
+def hold_run(tx: Tx, run_id: RunId, reason: str) -> None:
     """Hold a run before it has started."""
-
-    def unit(tx: Tx) -> None:
-        before = tx.run("get_run", run_id).fetchone()
-        run = _publish_run(tx, tx.run("hold_run", reason, run_id).fetchone())
-        _publish_queue_if(tx, run.session_id, before["state"] == "queued")
-
-    return unit
+    before = tx.run("get_run", run_id).fetchone()
+    run = _publish_run(tx, tx.run("hold_run", reason, run_id).fetchone())
+    if before["state"] == "queued":
+        _publish_queue(tx, run.session_id)
 
 
+@deferred
 def release_run(
-    run_id: RunId, session_id: SessionId, state: Literal["accepted", "queued"]
-) -> Callable[[Tx], int | None]:
+    tx: Tx, run_id: RunId, session_id: SessionId, state: Literal["accepted", "queued"]
+) -> int | None:
     """Put a held run at the end of the queue; raises `RunNotHeld`."""
-
-    def unit(tx: Tx) -> int | None:
-        _check_held(tx, run_id)
-        row = tx.run("release_run", state, _next_position(tx, session_id), run_id).fetchone()
-        run = _publish_run(tx, row)
-        _publish_queue_if(tx, session_id, state == "queued")
-        return run.seq
-
-    return unit
+    _check_held(tx, run_id)
+    row = tx.run("release_run", state, _next_position(tx, session_id), run_id).fetchone()
+    run = _publish_run(tx, row)
+    if state == "queued":
+        _publish_queue(tx, session_id)
+    return run.seq
 
 
-def drop_run(run_id: RunId) -> Callable[[Tx], None]:
+@deferred
+def drop_run(tx: Tx, run_id: RunId) -> None:
     """End a held run; raises `RunNotHeld`."""
-
-    def unit(tx: Tx) -> None:
-        _check_held(tx, run_id)
-        end_run(run_id, CANCELED)(tx)
-
-    return unit
+    _check_held(tx, run_id)
+    end_run(run_id, CANCELED)(tx)
 
 
 def _check_held(tx: Tx, run_id: RunId) -> None:
@@ -244,108 +225,90 @@ def _next_position(tx: Tx, session_id: SessionId) -> int:
     return position
 
 
-def add_run_usage(run_id: RunId, used: Used) -> Callable[[Tx], None]:
+@deferred
+def add_run_usage(tx: Tx, run_id: RunId, used: Used) -> None:
     """Add usage to a run and to the trees that contain it."""
-
-    def unit(tx: Tx) -> None:
-        tokens = used.prompt_tokens, used.completion_tokens
-        tx.run("count_on_run", *tokens, used.cost, used.estimated, run_id)
-        tx.run("count_on_tree", 1, sum(tokens), used.cost, run_id)
-
-    return unit
+    tokens = used.prompt_tokens, used.completion_tokens
+    tx.run("count_on_run", *tokens, used.cost, used.estimated, run_id)
+    tx.run("count_on_tree", 1, sum(tokens), used.cost, run_id)
 
 
-def set_limits(run_id: RunId, limits: Limits) -> Callable[[Tx], None]:
+@deferred
+def set_limits(tx: Tx, run_id: RunId, limits: Limits) -> None:
     """Change the limits of a run and its tree."""
-
-    def unit(tx: Tx) -> None:
-        tx.run("set_limits", encode(limits).decode(), run_id)
-
-    return unit
+    tx.run("set_limits", encode(limits).decode(), run_id)
 
 
-def set_run_model(run_id: RunId, provider_id: str, model_id: str) -> Callable[[Tx], None]:
+@deferred
+def set_run_model(tx: Tx, run_id: RunId, provider_id: str, model_id: str) -> None:
     """Record that another model answers than the one selected at acceptance."""
-
-    def unit(tx: Tx) -> None:
-        tx.run("name_model", provider_id, model_id, run_id)
-
-    return unit
+    tx.run("name_model", provider_id, model_id, run_id)
 
 
 # --- the queue
 
 
-def edit_prompt(run_id: RunId, prompt: str) -> Callable[[Tx], None]:
-    def unit(tx: Tx) -> None:
-        row = tx.run("edit_run", prompt[:HEAD_CHARS], run_id).fetchone()
-        if row is None:
-            raise RunStarted(run_id)
-        tx.run("edit_body", prompt, run_id)
-        _publish_queue(tx, row["session_id"])
-
-    return unit
+@deferred
+def edit_prompt(tx: Tx, run_id: RunId, prompt: str) -> None:
+    row = tx.run("edit_run", prompt[:HEAD_CHARS], run_id).fetchone()
+    if row is None:
+        raise RunStarted(run_id)
+    tx.run("edit_body", prompt, run_id)
+    _publish_queue(tx, row["session_id"])
 
 
-def order_queue(session_id: SessionId, run_ids: Sequence[RunId]) -> Callable[[Tx], None]:
-    def unit(tx: Tx) -> None:
-        for position, run_id in enumerate(run_ids, start=_next_position(tx, session_id)):
-            tx.run("place_run", position, run_id)
-        _publish_queue(tx, session_id)
-
-    return unit
+@deferred
+def order_queue(tx: Tx, session_id: SessionId, run_ids: Sequence[RunId]) -> None:
+    for position, run_id in enumerate(run_ids, start=_next_position(tx, session_id)):
+        tx.run("place_run", position, run_id)
+    _publish_queue(tx, session_id)
 
 
 # --- cancels
 
 
+@deferred
 def add_cancel(
+    tx: Tx,
     cancel_id: CancelId,
     session_id: SessionId,
     target: CancelTarget,
     run_ids: Sequence[RunId],
-) -> Callable[[Tx], list[RunId]]:
+) -> list[RunId]:
     """Record a cancel. Queued runs end here and are returned."""
-
-    def unit(tx: Tx) -> list[RunId]:
-        rows = [tx.run("get_run", run_id).fetchone() for run_id in run_ids]
-        # Unknown runs were refused. Held runs are not cancelled: a person starts or drops them.
-        known = [row for row in rows if row is not None and row["state"] != "held"]
-        if not known:
-            return []
-        tx.run("add_cancel", cancel_id, session_id, target, tx.now)
-        for row in known:
-            tx.run("add_cancelled_run", cancel_id, row["id"])
+    rows = [tx.run("get_run", run_id).fetchone() for run_id in run_ids]
+    # Unknown runs were refused. Held runs are not cancelled: a person starts or drops them.
+    known = [row for row in rows if row is not None and row["state"] != "held"]
+    if not known:
+        return []
+    tx.run("add_cancel", cancel_id, session_id, target, tx.now)
+    for row in known:
+        tx.run("add_cancelled_run", cancel_id, row["id"])
+    _publish_cancel(tx, cancel_id)
+    waiting = [row for row in known if row["state"] == "queued"]
+    queued: list[RunId] = [row["id"] for row in waiting]
+    for run_id in queued:
+        _end_one(tx, run_id, CANCELED, "", "", with_event=True)
+        tx.run("settle_cancelled_run", "canceled", "[]", run_id)
+    for changed in dict.fromkeys(row["session_id"] for row in waiting):
+        _publish_queue(tx, changed)
+    over = [row for row in known if row["state"] == "ended"]
+    for row in over:
+        tx.run("settle_cancelled_run", settled_by(row["outcome"]), "[]", row["id"])
+    if queued or over:
         _publish_cancel(tx, cancel_id)
-        waiting = [row for row in known if row["state"] == "queued"]
-        queued: list[RunId] = [row["id"] for row in waiting]
-        for run_id in queued:
-            _end_one(tx, run_id, CANCELED, "", "", with_event=True)
-            tx.run("settle_cancelled_run", "canceled", "[]", run_id)
-        for changed in dict.fromkeys(row["session_id"] for row in waiting):
-            _publish_queue(tx, changed)
-        over = [row for row in known if row["state"] == "ended"]
-        for row in over:
-            tx.run("settle_cancelled_run", settled_by(row["outcome"]), "[]", row["id"])
-        if queued or over:
-            _publish_cancel(tx, cancel_id)
-        return queued
-
-    return unit
+    return queued
 
 
-def expire_run(run_id: RunId, cancel_id: CancelId) -> Callable[[Tx], bool]:
+@deferred
+def expire_run(tx: Tx, run_id: RunId, cancel_id: CancelId) -> bool:
     """Cancel a queued run whose letter has expired; False if the run is no longer queued."""
-
-    def unit(tx: Tx) -> bool:
-        row = tx.run("get_run", run_id).fetchone()
-        if row is None or row["state"] != "queued":
-            return False
-        close_letter(LetterId(run_id), expired=True)(tx)
-        add_cancel(cancel_id, row["session_id"], "run", [run_id])(tx)
-        return True
-
-    return unit
+    row = tx.run("get_run", run_id).fetchone()
+    if row is None or row["state"] != "queued":
+        return False
+    close_letter(LetterId(run_id), expired=True)(tx)
+    add_cancel(cancel_id, row["session_id"], "run", [run_id])(tx)
+    return True
 
 
 def _settle(tx: Tx, run_id: RunId, settled: Settled, left: Sequence[int]) -> None:
@@ -366,78 +329,46 @@ def _publish_cancel(tx: Tx, cancel_id: CancelId) -> None:
         state="settled" if all(run.settled for run in runs) else "requested",
         runs=runs,
     )
-    tx.publish(
-        "cancel_changed",
-        "updated",
-        session_id=changed.session_id,
-        entity_id=cancel_id,
-        payload=encode(changed),
-        stored=True,
-    )
+    tx.publish("cancel_changed", "updated", changed.session_id, cancel_id, encode(changed))
 
 
 # --- reading
 
 
 def run_of(row: sqlite3.Row) -> Run:
-    return Run(
-        id=row["id"],
-        session_id=row["session_id"],
-        kind=row["kind"],
-        state=row["state"],
-        seq=row["seq"],
+    return read_row(
+        row,
+        Run,
         run_id_given=bool(row["given"]),
-        prompt=row["prompt"],
-        provider=row["provider"],
-        model=row["model"],
-        outcome=row["outcome"],
-        title=row["title"],
-        details=row["details"],
         host_run_id=row["host_id"],
-        message_id=row["message_id"],
-        steps=row["steps"],
-        prompt_tokens=row["prompt_tokens"],
-        completion_tokens=row["completion_tokens"],
         cost=float(row["cost"]),
-        agent_id=row["agent_id"],
-        parent_run_id=row["parent_run_id"],
-        is_detached=bool(row["detached"]),
-        tree_steps=row["tree_steps"],
-        tree_tokens=row["tree_tokens"],
-        tree_cost=float(row["tree_cost"]),
         estimated=bool(row["estimated"]),
-        created_at=row["created_at"],
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
+        is_detached=bool(row["detached"]),
+        tree_cost=float(row["tree_cost"]),
     )
 
 
-def find_run(run_id: str) -> Callable[[sqlite3.Connection], Run | None]:
-    def query(connection: sqlite3.Connection) -> Run | None:
-        row = connection.execute(QUERIES["get_run"], (run_id,)).fetchone()
-        return None if row is None else run_of(row)
-
-    return query
+@deferred
+def find_run(connection: Connection, run_id: str) -> Run | None:
+    row = connection.run("get_run", run_id).fetchone()
+    return None if row is None else run_of(row)
 
 
+@deferred
 def list_runs(
-    session_id: str, state: State | Literal[""], limit: int
-) -> Callable[[sqlite3.Connection], list[Run]]:
+    connection: Connection, session_id: str, state: State | Literal[""], limit: int
+) -> list[Run]:
     """The runs of a session in a state, or all, the latest first."""
-
-    def query(connection: sqlite3.Connection) -> list[Run]:
-        return [*map(run_of, connection.execute(QUERIES["runs"], (session_id, state, limit)))]
-
-    return query
+    return [*map(run_of, connection.run("runs", session_id, state, limit))]
 
 
-def open_runs(connection: sqlite3.Connection) -> list[Run]:
+def open_runs(connection: Connection) -> list[Run]:
     """The runs that have not ended, including held ones, by session in queue order."""
-    return [run_of(row) for row in connection.execute(QUERIES["unfinished_runs"])]
+    return [run_of(row) for row in connection.run("unfinished_runs")]
 
 
-def count_unfinished(connection: sqlite3.Connection) -> int:
-    count: int = connection.execute(QUERIES["count_unfinished_runs"]).fetchone()[0]
+def count_unfinished(connection: Connection) -> int:
+    count: int = connection.run("count_unfinished_runs").fetchone()[0]
     return count
 
 
@@ -460,25 +391,20 @@ class KnownCall(NamedTuple):
     state: Literal["known", "started", "answered"]
 
 
+@deferred
 def add_calls(
-    run_id: RunId, message_id: MessageId, calls: Iterable[tuple[str, str, str]]
-) -> Callable[[Tx], None]:
+    tx: Tx, run_id: RunId, message_id: MessageId, calls: Iterable[tuple[str, str, str]]
+) -> None:
     """Add the calls of a message (id, name, crash policy) before the first of them starts."""
-
-    def unit(tx: Tx) -> None:
-        for no, (call_id, name, crash) in enumerate(calls):
-            tx.run("add_call", message_id, call_id, no, run_id, name, crash)
-
-    return unit
+    for no, (call_id, name, crash) in enumerate(calls):
+        tx.run("add_call", message_id, call_id, no, run_id, name, crash)
 
 
+@deferred
 def set_call_state(
-    message_id: MessageId, call_id: str, state: Literal["started", "answered"]
-) -> Callable[[Tx], None]:
-    def unit(tx: Tx) -> None:
-        tx.run("set_call_state", state, message_id, call_id)
-
-    return unit
+    tx: Tx, message_id: MessageId, call_id: str, state: Literal["started", "answered"]
+) -> None:
+    tx.run("set_call_state", state, message_id, call_id)
 
 
 def calls_of_message(tx: Tx, message_id: MessageId) -> dict[str, KnownCall]:
@@ -497,21 +423,19 @@ def since_of(days: int, now_s: float, utc_offset_s: int) -> int:
     return max((today - days + 1) * DAY_S - utc_offset_s, 0)
 
 
-def stats_since(since: int, utc_offset_s: int) -> Callable[[sqlite3.Connection], Stats]:
-    def query(connection: sqlite3.Connection) -> Stats:
-        def read(name: str, kind: type[U], *values: int) -> list[U]:
-            rows = connection.execute(QUERIES[name], (since, *values))
-            return [usage_of(row, kind) for row in rows]
+@deferred
+def stats_since(connection: Connection, since: int, utc_offset_s: int) -> Stats:
+    def read(name: str, kind: type[U], *values: int) -> list[U]:
+        rows = connection.run(name, since, *values)
+        return [usage_of(row, kind) for row in rows]
 
-        return Stats(
-            since=since,
-            total=read("usage", Usage)[0],
-            models=read("usage_by_model", ModelUsage, MODELS_SHOWN),
-            days=read("usage_by_day", DayUsage, utc_offset_s, DAYS_SHOWN),
-            sessions=read("usage_by_session", SessionUsage, SESSIONS_SHOWN),
-        )
-
-    return query
+    return Stats(
+        since=since,
+        total=read("usage", Usage)[0],
+        models=read("usage_by_model", ModelUsage, MODELS_SHOWN),
+        days=read("usage_by_day", DayUsage, utc_offset_s, DAYS_SHOWN),
+        sessions=read("usage_by_session", SessionUsage, SESSIONS_SHOWN),
+    )
 
 
 def usage_of(row: sqlite3.Row, kind: type[U]) -> U:
@@ -524,7 +448,7 @@ def usage_of(row: sqlite3.Row, kind: type[U]) -> U:
 
 
 def _publish(tx: Tx, type_: str, op: Op, run: Run, payload: bytes) -> None:
-    tx.publish(type_, op, session_id=run.session_id, entity_id=run.id, payload=payload, stored=True)
+    tx.publish(type_, op, run.session_id, run.id, payload)
 
 
 def _publish_run(tx: Tx, row: sqlite3.Row | None, op: Op = "updated") -> Run:
@@ -535,23 +459,11 @@ def _publish_run(tx: Tx, row: sqlite3.Row | None, op: Op = "updated") -> Run:
     return run
 
 
-def _publish_queue_if(tx: Tx, session_id: SessionId, changed: bool) -> None:  # noqa: FBT001
-    if changed:
-        _publish_queue(tx, session_id)
-
-
 def _publish_queue(tx: Tx, session_id: SessionId) -> None:
     rows = tx.run("queued_runs", session_id)
     items = [QueuedPrompt(row["id"], row["prompt"]) for row in rows]
     payload = encode(QueueChanged(session_id, items))
-    tx.publish(
-        "queue_changed",
-        "updated",
-        session_id=session_id,
-        entity_id=session_id,
-        payload=payload,
-        stored=True,
-    )
+    tx.publish("queue_changed", "updated", session_id, session_id, payload)
 
 
 # --- complete stored runs, for a server that continues the work of an earlier one
@@ -594,23 +506,23 @@ def unfinished_runs(tx: Tx) -> list[StoredRun]:
     return [_stored_of(tx.connection, row) for row in tx.run("unfinished_runs").fetchall()]
 
 
-def find_stored(connection: sqlite3.Connection, run_id: str) -> StoredRun | None:
-    row = connection.execute(QUERIES["get_run"], (run_id,)).fetchone()
+def find_stored(connection: Connection, run_id: str) -> StoredRun | None:
+    row = connection.run("get_run", run_id).fetchone()
     return None if row is None else _stored_of(connection, row)
 
 
-def body_of(connection: sqlite3.Connection, run_id: str) -> RunBody:
+def body_of(connection: Connection, run_id: str) -> RunBody:
     """The body of a run that has not started. Afterwards its user message has the content."""
-    row = connection.execute(QUERIES["get_body"], (run_id,)).fetchone()
+    row = connection.run("get_body", run_id).fetchone()
     if row is None:
         return RunBody("", [])
     return RunBody(row["prompt"], decode(row["attachments"], list[Attachment]))
 
 
-def _stored_of(connection: sqlite3.Connection, row: sqlite3.Row) -> StoredRun:
-    cancels = connection.execute(QUERIES["is_cancelled"], (row["id"],))
+def _stored_of(connection: Connection, row: sqlite3.Row) -> StoredRun:
+    cancels = connection.run("is_cancelled", row["id"])
     agent = find_agent(row["agent_id"])(connection) if row["agent_id"] else None
-    above = connection.execute(QUERIES["sessions_above"], (row["session_id"],)).fetchall()
+    above = connection.run("sessions_above", row["session_id"]).fetchall()
     return StoredRun(
         run=run_of(row),
         digest=row["digest"],
@@ -625,12 +537,12 @@ def _stored_of(connection: sqlite3.Connection, row: sqlite3.Row) -> StoredRun:
     )
 
 
-def _bounds_of(connection: sqlite3.Connection, row: sqlite3.Row) -> Iterator[BudgetScope]:
+def _bounds_of(connection: Connection, row: sqlite3.Row) -> Iterator[BudgetScope]:
     seen = {row["id"]}  # Damaged rows may form a cycle.
     above: str = row["parent_run_id"]
     while above and above not in seen:
         seen.add(above)
-        found = connection.execute(QUERIES["get_run"], (above,)).fetchone()
+        found = connection.run("get_run", above).fetchone()
         if found is None:
             return
         used = found["tree_steps"], found["tree_tokens"], float(found["tree_cost"])

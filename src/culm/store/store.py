@@ -5,21 +5,31 @@ and trimmed. The other modules of this package define the units for entities.
 """
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
+from msgspec import Struct
+
 from culm.clock import Clock
 from culm.errors import StoreBusy, StoreClosed, StoreDamaged
 from culm.ids import Epoch, Ids
-from culm.store.base import Database, Op, StoredEvent, Tx, WriteJob, find_meta, last_seq
+from culm.store.base import (
+    Connection,
+    Database,
+    Op,
+    StoredEvent,
+    Tx,
+    WriteJob,
+    deferred,
+    find_meta,
+    last_seq,
+)
 from culm.store.files import prepare_file
 from culm.store.memory import MemoryFile, open_memory_database
-from culm.store.messages import load_message
-from culm.store.sessions import file_of, session_of
-from culm.store.sql import QUERIES
+from culm.store.messages import find_message
+from culm.store.sessions import find_file, find_session
 from culm.store.writer import open_file_database
 from culm.wire.codec import encode
 from culm.wire.workspaces import StoreHealth
@@ -114,15 +124,11 @@ class Store:
         on_fail: Callable[[Exception], None] | None = None,
     ) -> asyncio.Future[None]:
         """Store and publish one event whose payload is in no table."""
+        return self.write(
+            lambda tx: tx.publish(type_, op, session_id, entity_id, payload), on_fail=on_fail
+        )
 
-        def unit(tx: Tx) -> None:
-            tx.publish(
-                type_, op, session_id=session_id, entity_id=entity_id, payload=payload, stored=True
-            )
-
-        return self.write(unit, on_fail=on_fail)
-
-    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+    async def read(self, query: Callable[[Connection], T]) -> T:
         """Run `query` in one read transaction, off the event loop."""
         try:
             return await self._database.read(query)
@@ -130,7 +136,7 @@ class Store:
             self._record_failure(exc)
             raise
 
-    async def read_published(self, query: Callable[[sqlite3.Connection], T]) -> tuple[T, int]:
+    async def read_published(self, query: Callable[[Connection], T]) -> tuple[T, int]:
         """Run `query` and return its result with the seq, after all events up to it are published.
 
         Otherwise a reader could see a change between its commit and the publishing of its event,
@@ -176,7 +182,7 @@ async def open_store(path: Path, clock: Clock, ids: Ids) -> AsyncGenerator[Store
 @asynccontextmanager
 async def open_memory_store(file: MemoryFile, clock: Clock, ids: Ids) -> AsyncGenerator[Store]:
     if find_meta(file.connection, "epoch") is None:
-        file.connection.execute(QUERIES["set_meta"], ("epoch", ids.epoch()))
+        file.connection.run("set_meta", "epoch", ids.epoch())
     async with (
         open_memory_database(file, clock) as database,
         _open(database, StoreHealth("ok")) as store,
@@ -197,11 +203,8 @@ async def _open(database: Database, health: StoreHealth) -> AsyncGenerator[Store
 
 
 async def _mark(store: Store, clean: str) -> None:
-    def unit(tx: Tx) -> None:
-        tx.run("set_meta", "clean", clean)
-
     async with asyncio.timeout(MARK_TIMEOUT_S):
-        await store.write(unit)
+        await store.write(lambda tx: tx.run("set_meta", "clean", clean))
 
 
 # --- the event log
@@ -214,72 +217,65 @@ class ReplayedEvents(NamedTuple):
     upto: int  # The last number on this page, including skipped events.
 
 
+# Events whose payloads are in tables.
+_ENTITIES: dict[str, Callable[[str], Callable[[Connection], Struct | None]]] = {
+    "message": find_message,
+    "session": find_session,
+    "file": find_file,
+}
+
+
+@deferred
 def replay(
-    after: int, upto: int, limit: int, wanted: Callable[[str, str], bool]
-) -> Callable[[sqlite3.Connection], ReplayedEvents | None]:
+    connection: Connection,
+    after: int,
+    upto: int,
+    limit: int,
+    wanted: Callable[[str, str], bool],
+) -> ReplayedEvents | None:
     """The events in (after, upto], or None if some of them are trimmed.
 
     Each has the current state of its entity as payload; an event of a deleted row is skipped.
     `wanted(type, session_id)` avoids reading payloads that a filter would drop.
     """
-
-    def query(connection: sqlite3.Connection) -> ReplayedEvents | None:
-        if after < bounds(connection)[0]:
-            return None
-        rows = connection.execute(QUERIES["events_after"], (after, upto, limit)).fetchall()
-        bodies: dict[tuple[str, str], bytes | None] = {}
-        events: list[StoredEvent] = []
-        size = 0
-        for seq, type_, op, session_id, entity_id, fields in rows:
-            if not wanted(type_, session_id):
-                continue
-            if size > PAGE_BYTES:
-                return ReplayedEvents(events, seq - 1)
-            if fields is not None:
-                payload: bytes | None = fields.encode()
-            else:
-                key = (type_, entity_id)
-                if key not in bodies:
-                    bodies[key] = _present_body(connection, type_, entity_id)
-                payload = bodies[key]
-            if payload is not None:
-                events.append(StoredEvent(seq, type_, op, session_id, entity_id, payload))
-                size += len(payload)
-        return ReplayedEvents(events, rows[-1][0] if len(rows) == limit else upto)
-
-    return query
+    if after < bounds(connection)[0]:
+        return None
+    rows = connection.run("events_after", after, upto, limit).fetchall()
+    bodies: dict[tuple[str, str], bytes | None] = {}
+    events: list[StoredEvent] = []
+    size = 0
+    for seq, type_, op, session_id, entity_id, fields in rows:
+        if not wanted(type_, session_id):
+            continue
+        if size > PAGE_BYTES:
+            return ReplayedEvents(events, seq - 1)
+        if fields is not None:
+            payload: bytes | None = fields.encode()
+        else:
+            key = (type_, entity_id)
+            if key not in bodies:
+                entity = _ENTITIES[type_](entity_id)(connection)
+                bodies[key] = None if entity is None else encode(entity)
+            payload = bodies[key]
+        if payload is not None:
+            events.append(StoredEvent(seq, type_, op, session_id, entity_id, payload))
+            size += len(payload)
+    return ReplayedEvents(events, rows[-1][0] if len(rows) == limit else upto)
 
 
-def bounds(connection: sqlite3.Connection) -> tuple[int, int]:
+def bounds(connection: Connection) -> tuple[int, int]:
     """The seq up to which events are trimmed, and the last one in use."""
     return int(find_meta(connection, "trimmed_to") or 0), last_seq(connection)
 
 
-def trim(keep_s: float, keep: int) -> Callable[[Tx], int]:
+@deferred
+def trim(tx: Tx, keep_s: float, keep: int) -> int:
     """Delete events that are too old or too many; returns their number."""
-
-    def unit(tx: Tx) -> int:
-        trimmed, last = bounds(tx.connection)
-        fresh: int = tx.run("first_fresh_seq", tx.now - int(keep_s), last + 1).fetchone()[0]
-        upto = min(max(fresh - 1, last - keep), trimmed + TRIM_MAX)
-        if upto <= trimmed:
-            return 0
-        gone = tx.run("trim_events", upto).rowcount
-        tx.run("set_meta", "trimmed_to", str(upto))
-        return gone
-
-    return unit
-
-
-_Body = Callable[[sqlite3.Connection, sqlite3.Row], bytes]
-_BODIES: dict[str, tuple[str, _Body]] = {
-    "message": ("get_message", lambda connection, row: encode(load_message(connection, row))),
-    "session": ("get_session", lambda connection, row: encode(session_of(row))),
-    "file": ("get_file", lambda connection, row: encode(file_of(row))),
-}
-
-
-def _present_body(connection: sqlite3.Connection, type_: str, entity_id: str) -> bytes | None:
-    query, body = _BODIES[type_]
-    row = connection.execute(QUERIES[query], (entity_id,)).fetchone()
-    return None if row is None else body(connection, row)
+    trimmed, last = bounds(tx.connection)
+    fresh: int = tx.run("first_fresh_seq", tx.now - int(keep_s), last + 1).fetchone()[0]
+    upto = min(max(fresh - 1, last - keep), trimmed + TRIM_MAX)
+    if upto <= trimmed:
+        return 0
+    gone = tx.run("trim_events", upto).rowcount
+    tx.run("set_meta", "trimmed_to", str(upto))
+    return gone

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from culm.clock import Clock
 from culm.errors import StoreBusy, StoreClosed, StoreDamaged
-from culm.store.base import WriteJob, finish_group, run_group, store_error
+from culm.store.base import Connection, WriteJob, finish_group, run_group, store_error
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -44,9 +44,11 @@ _PRAGMAS = (
 )
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> Connection:
     # Each connection is used by one thread at a time; the readers share a pool.
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    connection = sqlite3.connect(
+        path, 5.0, isolation_level=None, check_same_thread=False, factory=Connection
+    )
     connection.row_factory = sqlite3.Row
     try:
         for pragma in _PRAGMAS:
@@ -60,7 +62,7 @@ def connect(path: Path) -> sqlite3.Connection:
 class FileDatabase:
     """A database, created by `open_file_database`."""
 
-    def __init__(self, path: Path, clock: Clock, writer: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, clock: Clock, writer: Connection) -> None:
         self._path = path
         self._wal = path.with_name(path.name + "-wal")
         self._inode = path.stat().st_ino
@@ -69,7 +71,7 @@ class FileDatabase:
         self._jobs: SimpleQueue[WriteJob | None] = SimpleQueue()
         self._closing = False
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="culm-read")
-        self._idle_readers: deque[sqlite3.Connection] = deque()
+        self._idle_readers: deque[Connection] = deque()
         self._wal_grew = False
         self._checkpointing = False
         self._checkpoint_at = CHECKPOINT_BYTES
@@ -85,7 +87,7 @@ class FileDatabase:
             raise StoreBusy(f"{JOBS_MAX} writes are waiting")
         self._jobs.put(job)
 
-    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+    async def read(self, query: Callable[[Connection], T]) -> T:
         if self._closing:
             raise StoreClosed
         try:
@@ -119,7 +121,7 @@ class FileDatabase:
 
     # --- on the reader threads
 
-    def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+    def _read(self, query: Callable[[Connection], T]) -> T:
         try:
             connection = self._idle_readers.pop()
         except IndexError:
