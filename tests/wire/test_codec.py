@@ -10,10 +10,10 @@ from culm.errors import InvalidRequest
 from culm.wire.asks import PermissionGrant, QuestionAnswer, QuestionResponse
 from culm.wire.codec import INT_MAX, encode, parse_body
 from culm.wire.config import SelectedModel, SetConfig, SetModel
-from culm.wire.examples import EXAMPLES
 from culm.wire.extensions import GetPrompt
 from culm.wire.messages import SaveSession
 from culm.wire.runs import Attachment, InitAgent, Prompt
+from tests.wire.payloads import EXAMPLES
 
 DEEP = b"[" * 900 + b"]" * 900
 STRUCTS: list[type] = [kind for kind in EXAMPLES if isinstance(kind, type)]

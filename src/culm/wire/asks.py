@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, field
 
 from culm.errors import InvalidRequest
 from culm.ids import AskId, GrantId, MessageId, RunId, SessionId
-from culm.wire.codec import Json
+from culm.wire.codec import Json, doc
 
 # `withdrawn`: the agent no longer needs an answer. `expired`: nobody answered in time.
 AskState = Literal["open", "allowed", "denied", "answered", "canceled", "withdrawn", "expired"]
@@ -53,10 +53,7 @@ class PermissionGrant(Struct):
     """
 
     permission: PermissionRef = field(default_factory=PermissionRef)
-    action: Annotated[
-        str,
-        Meta(description="`allow`, `allow_session`, `allow_workspace` or `deny`."),
-    ] = ""
+    action: Annotated[str, doc("`allow`, `allow_session`, `allow_workspace` or `deny`.")] = ""
     digest: str = ""
 
 
@@ -217,20 +214,14 @@ Pattern = Annotated[str, Meta(max_length=PATTERN_CHARS_MAX)]
 
 
 class Rule(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    decision: Annotated[Decision, Meta(description="`allow`, `ask` or `deny`.")]
-    tool: Annotated[Pattern, Meta(description="The name of a tool; `*` and `?` are wildcards.")] = (
-        "*"
-    )
-    action: Annotated[
-        Pattern, Meta(description="The action: `execute`, `write`, `read`, `fetch`, …")
-    ] = "*"
+    decision: Annotated[Decision, doc("`allow`, `ask` or `deny`.")]
+    tool: Annotated[Pattern, doc("The name of a tool; `*` and `?` are wildcards.")] = "*"
+    action: Annotated[Pattern, doc("The action: `execute`, `write`, `read`, `fetch`, …")] = "*"
     path: Annotated[
-        Pattern,
-        Meta(description="A glob for files, relative to the workspace or from `/` or `~/`."),
+        Pattern, doc("A glob for files, relative to the workspace or from `/` or `~/`.")
     ] = ""
     command: Annotated[
-        Pattern,
-        Meta(description="A command and its arguments; a separate `*` is any number of them."),
+        Pattern, doc("A command and its arguments; a separate `*` is any number of them.")
     ] = ""
 
 

@@ -38,6 +38,11 @@ def decode(data: bytes | str, kind: type[T]) -> T:
     return msgspec.json.decode(data, type=kind)
 
 
+def doc(description: str) -> msgspec.Meta:
+    """The description of a field, for JSON schemas and the generated pages."""
+    return msgspec.Meta(description=description)
+
+
 def parse_body(data: bytes, kind: type[T]) -> T:
     """Decode a request body; raises `TooLarge`, or `InvalidRequest` with the error's position."""
     _check_size(data)

@@ -7,161 +7,134 @@ so secrets cannot be sent by mistake. Crush clients dereference `options`, `opti
 
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import UNSET, Struct, UnsetType, field
 
-from culm.wire.codec import Json
+from culm.wire.codec import Json, doc
 
 ModelType = Literal["large", "small"]
+ReservedList = Annotated[list[str] | UnsetType, doc("Reserved; has no effect.")]
+ReservedFlag = Annotated[bool | UnsetType, doc("Reserved; has no effect.")]
+ProviderFloat = Annotated[float | UnsetType, doc("As the provider defines it.")]
 
 
 class Completions(Struct, omit_defaults=True):
-    max_depth: Annotated[int, Meta(description="Maximum directory depth for completions.")] = 0
-    max_items: Annotated[int, Meta(description="Maximum number of completions.")] = 0
+    max_depth: Annotated[int, doc("Maximum directory depth for completions.")] = 0
+    max_items: Annotated[int, doc("Maximum number of completions.")] = 0
 
 
 class TuiOptions(Struct, omit_defaults=True):
-    compact_mode: Annotated[bool, Meta(description="Use a compact display.")] = False
-    diff_mode: Annotated[str, Meta(description="`unified` or `split`.")] = ""
-    completions: Annotated[Completions, Meta(description="Limits of completions.")] = field(
+    compact_mode: Annotated[bool, doc("Use a compact display.")] = False
+    diff_mode: Annotated[str, doc("`unified` or `split`.")] = ""
+    completions: Annotated[Completions, doc("Limits of completions.")] = field(
         default_factory=Completions
     )
-    transparent: Annotated[bool, Meta(description="Use a transparent background.")] = False
-    scrollbar: Annotated[str, Meta(description="`default`, `always` or `never`.")] = ""
+    transparent: Annotated[bool, doc("Use a transparent background.")] = False
+    scrollbar: Annotated[str, doc("`default`, `always` or `never`.")] = ""
 
 
 class Attribution(Struct, omit_defaults=True):
-    trailer_style: Annotated[
-        str, Meta(description="`none`, `co-authored-by` or `assisted-by`.")
-    ] = ""
-    co_authored_by: Annotated[
-        bool, Meta(description="The older form of `trailer_style: co-authored-by`.")
-    ] = False
-    generated_with: Annotated[
-        bool, Meta(description="Add a line to commit messages that names the tool.")
-    ] = False
+    trailer_style: Annotated[str, doc("`none`, `co-authored-by` or `assisted-by`.")] = ""
+    co_authored_by: Annotated[bool, doc("The older form of `trailer_style: co-authored-by`.")] = (
+        False
+    )
+    generated_with: Annotated[bool, doc("Add a line to commit messages that names the tool.")] = (
+        False
+    )
 
 
 class Options(Struct):
-    data_directory: Annotated[
-        str, Meta(description="The server's data directory. Set by the server.")
-    ] = ""
-    debug: Annotated[bool, Meta(description="True if the client asked for debug output.")] = False
-    tui: Annotated[TuiOptions, Meta(description="Display options.")] = field(
-        default_factory=TuiOptions
-    )
-    disable_metrics: Annotated[bool, Meta(description="Always true: culm sends no metrics.")] = True
-    disable_provider_auto_update: Annotated[bool, Meta(description="Always true.")] = True
+    data_directory: Annotated[str, doc("The server's data directory. Set by the server.")] = ""
+    debug: Annotated[bool, doc("True if the client asked for debug output.")] = False
+    tui: Annotated[TuiOptions, doc("Display options.")] = field(default_factory=TuiOptions)
+    disable_metrics: Annotated[bool, doc("Always true: culm sends no metrics.")] = True
+    disable_provider_auto_update: Annotated[bool, doc("Always true.")] = True
     disable_default_providers: Annotated[
-        bool, Meta(description="Always true: the listed providers are all that exist.")
+        bool, doc("Always true: the listed providers are all that exist.")
     ] = True
-    initialize_as: Annotated[
-        str, Meta(description="The file in which an agent describes a project.")
-    ] = "AGENTS.md"
+    initialize_as: Annotated[str, doc("The file in which an agent describes a project.")] = (
+        "AGENTS.md"
+    )
     context_paths: Annotated[
         list[str] | UnsetType,
-        Meta(description="More files, or directories of files, that agents read as instructions."),
+        doc("More files, or directories of files, that agents read as instructions."),
     ] = UNSET
     global_context_paths: Annotated[
-        list[str] | UnsetType,
-        Meta(description="The same, anywhere on disk. Ignored in a project's file."),
+        list[str] | UnsetType, doc("The same, anywhere on disk. Ignored in a project's file.")
     ] = UNSET
-    skills_paths: Annotated[list[str] | UnsetType, Meta(description="Reserved; has no effect.")] = (
-        UNSET
-    )
-    disabled_skills: Annotated[
-        list[str] | UnsetType, Meta(description="Reserved; has no effect.")
-    ] = UNSET
+    skills_paths: ReservedList = UNSET
+    disabled_skills: ReservedList = UNSET
     disabled_tools: Annotated[
-        list[str] | UnsetType, Meta(description="Tools that are not offered to any agent.")
+        list[str] | UnsetType, doc("Tools that are not offered to any agent.")
     ] = UNSET
     disable_auto_summarize: Annotated[
-        bool | UnsetType, Meta(description="Do not summarize long conversations automatically.")
+        bool | UnsetType, doc("Do not summarize long conversations automatically.")
     ] = UNSET
-    attribution: Annotated[
-        Attribution | UnsetType, Meta(description="Attribution in commit messages.")
-    ] = UNSET
-    debug_lsp: Annotated[bool | UnsetType, Meta(description="Reserved; has no effect.")] = UNSET
-    auto_lsp: Annotated[bool | UnsetType, Meta(description="Reserved; has no effect.")] = UNSET
-    progress: Annotated[bool | UnsetType, Meta(description="Show progress in a terminal.")] = UNSET
+    attribution: Annotated[Attribution | UnsetType, doc("Attribution in commit messages.")] = UNSET
+    debug_lsp: ReservedFlag = UNSET
+    auto_lsp: ReservedFlag = UNSET
+    progress: Annotated[bool | UnsetType, doc("Show progress in a terminal.")] = UNSET
     notifications: Annotated[
-        str | UnsetType, Meta(description="`auto`, `native`, `osc`, `bell` or `disabled`.")
+        str | UnsetType, doc("`auto`, `native`, `osc`, `bell` or `disabled`.")
     ] = UNSET
 
 
 class SelectedModel(Struct):
     """A model of a provider, with request parameters."""
 
-    model: Annotated[str, Meta(description="The id of the model.")] = ""
-    provider: Annotated[str, Meta(description="The id of its provider.")] = ""
+    model: Annotated[str, doc("The id of the model.")] = ""
+    provider: Annotated[str, doc("The id of its provider.")] = ""
     reasoning_effort: Annotated[
-        str | UnsetType, Meta(description="Reasoning effort, as the provider names it.")
+        str | UnsetType, doc("Reasoning effort, as the provider names it.")
     ] = UNSET
-    think: Annotated[
-        bool | UnsetType, Meta(description="Let the model reason before it answers.")
-    ] = UNSET
-    max_tokens: Annotated[int | UnsetType, Meta(description="Maximum tokens of one answer.")] = (
-        UNSET
-    )
-    temperature: Annotated[float | UnsetType, Meta(description="As the provider defines it.")] = (
-        UNSET
-    )
-    top_p: Annotated[float | UnsetType, Meta(description="As the provider defines it.")] = UNSET
-    top_k: Annotated[int | UnsetType, Meta(description="As the provider defines it.")] = UNSET
-    frequency_penalty: Annotated[
-        float | UnsetType, Meta(description="As the provider defines it.")
-    ] = UNSET
-    presence_penalty: Annotated[
-        float | UnsetType, Meta(description="As the provider defines it.")
-    ] = UNSET
+    think: Annotated[bool | UnsetType, doc("Let the model reason before it answers.")] = UNSET
+    max_tokens: Annotated[int | UnsetType, doc("Maximum tokens of one answer.")] = UNSET
+    temperature: ProviderFloat = UNSET
+    top_p: ProviderFloat = UNSET
+    top_k: Annotated[int | UnsetType, doc("As the provider defines it.")] = UNSET
+    frequency_penalty: ProviderFloat = UNSET
+    presence_penalty: ProviderFloat = UNSET
     provider_options: Annotated[
-        dict[str, Json] | UnsetType, Meta(description="Merged into the body of each request.")
+        dict[str, Json] | UnsetType, doc("Merged into the body of each request.")
     ] = UNSET
 
 
 class Model(Struct):
     """One model of a catalog."""
 
-    id: Annotated[str, Meta(description="The provider's id of the model.")] = ""
-    name: Annotated[str, Meta(description="The name shown to people.")] = ""
-    cost_per_1m_in: Annotated[float, Meta(description="USD per million input tokens.")] = 0.0
-    cost_per_1m_out: Annotated[float, Meta(description="USD per million output tokens.")] = 0.0
-    cost_per_1m_in_cached: Annotated[
-        float, Meta(description="USD per million tokens written to a cache.")
-    ] = 0.0
-    cost_per_1m_out_cached: Annotated[
-        float, Meta(description="USD per million tokens read from a cache.")
-    ] = 0.0
+    id: Annotated[str, doc("The provider's id of the model.")] = ""
+    name: Annotated[str, doc("The name shown to people.")] = ""
+    cost_per_1m_in: Annotated[float, doc("USD per million input tokens.")] = 0.0
+    cost_per_1m_out: Annotated[float, doc("USD per million output tokens.")] = 0.0
+    cost_per_1m_in_cached: Annotated[float, doc("USD per million tokens written to a cache.")] = 0.0
+    cost_per_1m_out_cached: Annotated[float, doc("USD per million tokens read from a cache.")] = 0.0
     context_window: Annotated[
-        int,
-        Meta(description="Context size in tokens; if 0, automatic summaries are off."),
+        int, doc("Context size in tokens; if 0, automatic summaries are off.")
     ] = 0
     default_max_tokens: Annotated[
-        int, Meta(description="Maximum tokens of one answer, unless configured otherwise.")
+        int, doc("Maximum tokens of one answer, unless configured otherwise.")
     ] = 0
-    can_reason: Annotated[bool, Meta(description="True if the model can reason.")] = False
+    can_reason: Annotated[bool, doc("True if the model can reason.")] = False
     reasoning_levels: Annotated[
-        list[str] | UnsetType, Meta(description="The reasoning efforts that the model supports.")
+        list[str] | UnsetType, doc("The reasoning efforts that the model supports.")
     ] = UNSET
     default_reasoning_effort: Annotated[
-        str | UnsetType, Meta(description="The reasoning effort if none is configured.")
+        str | UnsetType, doc("The reasoning effort if none is configured.")
     ] = UNSET
-    supports_attachments: Annotated[bool, Meta(description="True if the model accepts images.")] = (
-        False
-    )
+    supports_attachments: Annotated[bool, doc("True if the model accepts images.")] = False
 
 
 class ProviderConfig(Struct, omit_defaults=True):
-    id: Annotated[str, Meta(description="The provider's key in `providers`.")] = ""
-    name: Annotated[str, Meta(description="The name shown to people.")] = ""
-    type: Annotated[str, Meta(description="The API dialect; see docs/models.md.")] = ""
+    id: Annotated[str, doc("The provider's key in `providers`.")] = ""
+    name: Annotated[str, doc("The name shown to people.")] = ""
+    type: Annotated[str, doc("The API dialect; see docs/models.md.")] = ""
     base_url: Annotated[
-        str, Meta(description="The URL of the API, without the path that the dialect appends.")
+        str, doc("The URL of the API, without the path that the dialect appends.")
     ] = ""
-    disable: Annotated[bool, Meta(description="Ignore this provider.")] = False
-    flat_rate: Annotated[bool, Meta(description="Requests have no cost of their own.")] = False
-    discover_models: Annotated[bool, Meta(description="Reserved; has no effect.")] = False
+    disable: Annotated[bool, doc("Ignore this provider.")] = False
+    flat_rate: Annotated[bool, doc("Requests have no cost of their own.")] = False
+    discover_models: Annotated[bool, doc("Reserved; has no effect.")] = False
     models: Annotated[
-        list[Model], Meta(description="Model entries; these take precedence over the catalog.")
+        list[Model], doc("Model entries; these take precedence over the catalog.")
     ] = field(default_factory=list[Model])
 
 
@@ -194,7 +167,7 @@ class LspConfig(Struct, omit_defaults=True):
 
 
 class Permissions(Struct, omit_defaults=True):
-    allowed_tools: Annotated[list[str], Meta(description="`tool` or `tool:action`.")] = field(
+    allowed_tools: Annotated[list[str], doc("`tool` or `tool:action`.")] = field(
         default_factory=list[str]
     )
 

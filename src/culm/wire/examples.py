@@ -1,4 +1,4 @@
-"""One example of every type on the wire, for the OpenAPI document and for tests."""
+"""One example of every type in a request or response, for the OpenAPI document."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -17,14 +17,6 @@ from culm.ids import (
 from culm.wire import agents, asks, config, extensions, messages, runs
 from culm.wire import workspaces as ws
 from culm.wire.codec import Json
-from culm.wire.events import (
-    CallOutput,
-    ConfigChanged,
-    MessageDelta,
-    Resync,
-    SkillsEvent,
-    UpdateAvailable,
-)
 from culm.wire.tools import ToolInfo
 
 _WORKSPACE = WorkspaceId("9a4d2d0c-6b0e-5d0f-8a56-0f7c3f0f7b11")
@@ -46,7 +38,6 @@ _CONFIG = config.Config(
         "demo": config.ProviderConfig(id="demo", name="Demo", type="openai-compat", models=[_MODEL])
     },
 )
-_SKILL = extensions.SkillState(name="review", path=f"{_PATH}/.skills/review/SKILL.md")
 _SESSION_EXAMPLE = messages.Session(
     id=_SESSION,
     title="Fix the flaky test",
@@ -152,16 +143,6 @@ _QUEUED = runs.QueuedPrompt(RunId(_RUN), "Then run the tests.")
 _EXAMPLES: tuple[Json, ...] = (
     _RUN_EXAMPLE,
     _QUEUED,
-    runs.RunChanged(RunId(_RUN), _SESSION, "active", 7, run_id_given=True),
-    runs.RunRetry(RunId(_RUN), _SESSION, 5.0, "No connection", "127.0.0.1:11434 cannot be reached"),
-    runs.QueueChanged(_SESSION, [_QUEUED]),
-    runs.CancelChanged(
-        "7d1b0f0e-3333-4444-8555-666677778888",
-        _SESSION,
-        "session",
-        "settled",
-        [runs.CancelledRun(RunId(_RUN), "canceled")],
-    ),
     runs.CancelAnswer("canceled", _RUN_EXAMPLE),
     _AGENT,
     agents.AgentDetails(_AGENT, [_SESSION, _AGENT_ID], [], "Find all callers of `grow`.", "Three."),
@@ -174,7 +155,6 @@ _EXAMPLES: tuple[Json, ...] = (
     agents.Ring(_AGENT_ID),
     agents.RingProject(_PATH),
     agents.ChangeBudget(tokens=50_000, cost=0.5),
-    runs.Limits(wall_s=600.0, tokens=50_000, cost=0.5),
     runs.EditPrompt("Then run the tests twice."),
     runs.OrderQueue([RunId(_RUN)]),
     ws.Control("shutdown", "culm"),
@@ -185,8 +165,6 @@ _EXAMPLES: tuple[Json, ...] = (
     ws.NeedsInit(),
     ws.InitPrompt("Look through this project …"),
     ws.Problem("workspace not found", "workspace_not_found", "open it again"),
-    ws.StoreHealth("ok"),
-    _PRESENT,
     messages.SaveSession("Fix the flaky test"),
     _SESSION_EXAMPLE,
     _MESSAGE_EXAMPLE,
@@ -209,30 +187,11 @@ _EXAMPLES: tuple[Json, ...] = (
     ),
     runs.ShellRequest("ls", term_width=118),
     runs.ShellOutput("main.go\n", 0),
-    runs.AgentEvent("agent_finished", session_id=_SESSION, session_title="List files"),
-    runs.RunComplete(_SESSION, _RUN, _MESSAGE, "There are 3 files."),
     asks.Skip(skip=True),
     asks.SetSkip(skip=True),
-    _PERMISSION,
     asks.PermissionGrant(asks.PermissionRef(_PERMISSION.id), "allow"),
-    asks.PermissionNotification("call_1", granted=True),
     asks.Resolved(resolved=False),
-    _BATCH,
-    asks.QuestionNotification(_BATCH.id),
     asks.CancelQuestions(_BATCH.id),
-    asks.AskChanged(
-        AskId(_PERMISSION.id),
-        _SESSION,
-        RunId(_RUN),
-        "call_1",
-        "bash",
-        "execute",
-        _PERMISSION.description,
-        _DIGEST,
-        "allowed",
-        by=_CLIENT,
-    ),
-    asks.QuestionChanged(AskId(_BATCH.id), _SESSION, RunId(_RUN), "call_9", "open"),
     asks.Grant(
         GrantId("9b9f7f0e-5a49-4c0e-8d33-0a7a3f2b1c11"),
         "session",
@@ -244,7 +203,6 @@ _EXAMPLES: tuple[Json, ...] = (
         _CLIENT,
         _THEN,
     ),
-    asks.SkipChanged("workspace", "", on=True, by=_CLIENT),
     ws.Process(4711, "make test", "call", _SESSION, _RUN, "call_1", 1.5, 9_437_184, [4711, 4713]),
     ToolInfo(
         name="edit",
@@ -252,7 +210,6 @@ _EXAMPLES: tuple[Json, ...] = (
         path_arguments=("file_path",),
         shown_arguments=("file_path",),
     ),
-    CallOutput(_SESSION, "call_1", 0, "12 passed\n"),
     asks.QuestionAnswer(
         "", [asks.QuestionResponse("q1", ["pg"], notes={"pg": "version 16, please"})]
     ),
@@ -266,7 +223,6 @@ _EXAMPLES: tuple[Json, ...] = (
     config.SetProviderKey(0, "demo", "string", "sk-example"),
     config.RefreshOAuth(0, "demo"),
     config.ImportedToken(),
-    ConfigChanged(_WORKSPACE),
     extensions.ReadSkill("crush://skills/review/SKILL.md"),
     extensions.SkillContent(
         b"# Review", extensions.SkillResult("review", "Reviews.", "user", builtin=False)
@@ -274,11 +230,8 @@ _EXAMPLES: tuple[Json, ...] = (
     extensions.SkillInfo(
         "review", "review", "Reviews a change.", "user:review", "user", user_invocable=True
     ),
-    SkillsEvent([_SKILL]),
     extensions.StartLsp(f"{_PATH}/main.go"),
     extensions.LspInfo("gopls", 2, _TIME, diagnostic_count=3),
-    _DIAGNOSTIC,
-    extensions.LspEvent("diagnostics_changed", "gopls", 2, diagnostic_count=3),
     extensions.McpName("gh"),
     extensions.McpInfo("gh", "connected", _TIME, tool_count=12),
     extensions.PendingAuth("gh", "https://example.com/login"),
@@ -290,10 +243,6 @@ _EXAMPLES: tuple[Json, ...] = (
     ),
     extensions.GetPrompt("gh", "review", {"pr": "1"}),
     extensions.PromptText("Review number 1."),
-    extensions.McpEvent("state_changed", "gh", "connected", tool_count=12),
-    MessageDelta(_MESSAGE, _SESSION, 0, 1, "text", 8, "look."),
-    Resync(_CURSOR, "trimmed"),
-    UpdateAvailable("0.1.0", "0.2.0", is_development=False),
 )
 EXAMPLES: Mapping[Json, Json] = {
     **{type(example): example for example in _EXAMPLES},

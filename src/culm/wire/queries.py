@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 from culm.errors import InvalidRequest
 from culm.ids import ClientId, find_client_id
 from culm.wire.asks import AskState
+from culm.wire.codec import doc
 from culm.wire.runs import State
 
 NAMES_MAX = 256  # In one list.
@@ -22,7 +23,7 @@ ClientIdText = Annotated[
         extra_json_schema={"minLength": 1, "format": "uuid"},
     ),
 ]
-Names = Annotated[str, Meta(description="Comma-separated; empty means all.")]
+Names = Annotated[str, doc("Comma-separated; empty means all.")]
 
 
 class ClientQuery(Struct, kw_only=True):
@@ -43,31 +44,30 @@ class ClientQuery(Struct, kw_only=True):
 class EventsQuery(ClientQuery, kw_only=True):
     view: Annotated[
         Literal["crush", "delta"],
-        Meta(
-            description="`crush` for the events that Crush clients know, `delta` for all events,"
+        doc(
+            "`crush` for the events that Crush clients know, `delta` for all events,"
             " with text as deltas."
         ),
     ] = "crush"
     cursor: Annotated[
-        str, Meta(description="Start after this event; takes precedence over `Last-Event-ID`.")
+        str, doc("Start after this event; takes precedence over `Last-Event-ID`.")
     ] = ""
     types: Names = ""
     sessions: Names = ""
     interactive: Annotated[
-        int, Meta(description="1 if a person at this client can answer permission requests.")
+        int, doc("1 if a person at this client can answer permission requests.")
     ] = 0
 
 
 class SnapshotQuery(Struct):
     sessions: Annotated[
-        str,
-        Meta(description="Sessions to include messages of: comma-separated ids, or `*` for all."),
+        str, doc("Sessions to include messages of: comma-separated ids, or `*` for all.")
     ] = ""
 
 
 class RunsQuery(Struct):
-    session: Annotated[str, Meta(description="Only runs of this session.")] = ""
-    state: Annotated[State | Literal[""], Meta(description="Only runs in this state.")] = ""
+    session: Annotated[str, doc("Only runs of this session.")] = ""
+    state: Annotated[State | Literal[""], doc("Only runs in this state.")] = ""
 
 
 class StatsQuery(Struct):
@@ -86,7 +86,7 @@ class StatsQuery(Struct):
 
 
 class AnswerQuery(Struct):
-    client_id: Annotated[str, Meta(description="The client that answers, for the record.")] = ""
+    client_id: Annotated[str, doc("The client that answers, for the record.")] = ""
 
     @property
     def by(self) -> str:
@@ -94,16 +94,12 @@ class AnswerQuery(Struct):
 
 
 class AsksQuery(Struct):
-    session: Annotated[str, Meta(description="Only requests of this session.")] = ""
-    state: Annotated[
-        AskState | Literal["all"], Meta(description="Only requests in this state.")
-    ] = "open"
+    session: Annotated[str, doc("Only requests of this session.")] = ""
+    state: Annotated[AskState | Literal["all"], doc("Only requests in this state.")] = "open"
 
 
 class SkipQuery(Struct):
-    session_id: Annotated[
-        str, Meta(description="The setting of this session instead of the workspace's.")
-    ] = ""
+    session_id: Annotated[str, doc("The setting of this session instead of the workspace's.")] = ""
 
 
 class LastReadQuery(Struct):
@@ -133,10 +129,9 @@ def split_names(text: str, parameter: str) -> frozenset[str]:
 
 class AgentsQuery(Struct, kw_only=True):
     below: Annotated[
-        str,
-        Meta(description="Only agents below this one. A session's own agent has the session's id."),
+        str, doc("Only agents below this one. A session's own agent has the session's id.")
     ] = ""
 
 
 class MailQuery(Struct, kw_only=True):
-    agent: Annotated[str, Meta(description="Only letters to or from this agent.")] = ""
+    agent: Annotated[str, doc("Only letters to or from this agent.")] = ""

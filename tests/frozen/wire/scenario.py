@@ -15,7 +15,6 @@ from culm.wire import messages as parts
 from culm.wire import workspaces as wire
 from culm.wire.codec import decode, encode
 from culm.wire.events import PAYLOADS
-from culm.wire.examples import EXAMPLES
 from culm.wire.messages import Session, Todo
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import UNKNOWN
@@ -31,6 +30,7 @@ from tests.frozen.wire.turns import (
     take_a_turn,
     use_the_queue,
 )
+from tests.wire.payloads import EXAMPLES
 
 SETTINGS = Settings(abandoned_runs_s=2.0)
 # With the operation that the reference sends (crush-wire §7.4).

@@ -15,7 +15,6 @@ from culm.server.openapi import document
 from culm.server.routes import ROUTES
 from culm.wire.codec import encode
 from culm.wire.events import CRUSH_PAYLOADS, OUR_PAYLOADS
-from culm.wire.examples import EXAMPLES
 from tests.crush_client import types as crush
 from tests.crush_client.golang import decode
 from tests.crush_client.strict import anomalies
@@ -23,6 +22,7 @@ from tests.frozen.wire.record import COMMAND, perform
 from tests.frozen.wire.scenario import SECRET
 from tests.frozen.wire.story import Story
 from tests.frozen.wire.transcript import events_in, kept, parts_in, render, routes_in
+from tests.wire.payloads import EXAMPLES
 
 _W = "/v1/workspaces/{workspace_id}"
 _A = f"{_W}/agent/sessions/{{session_id}}"
