@@ -24,6 +24,8 @@ from culm.wire.messages import Message, RawMessage
 from culm.wire.runs import RUN_HEADER
 from culm.wire.workspaces import Problem, Snapshot
 
+Schemas = dict[Any, dict[str, Json]]  # By type; each refers to the components of the document.
+
 _REF = "#/components/schemas/{name}"
 _ABOUT = """\
 One agent server that many clients share. This is the interface of the Crush client, which may
@@ -60,7 +62,12 @@ def document() -> dict[str, Json]:
         if name in h
     ]
     kinds += [Problem, *PAYLOADS.values()]
-    schemas = _Schemas([kind for kind in kinds if kind is not None and _has_schema(kind)])
+    kinds = [kind for kind in dict.fromkeys(kinds) if kind is not None and _has_schema(kind)]
+    made, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    schemas: Schemas = dict(zip(kinds, made, strict=True))
+    for schema in components.values():
+        if "description" in schema:  # The indentation of docstrings differs between Pythons.
+            schema["description"] = cleandoc(schema["description"])
     paths: dict[str, dict[str, Json]] = {}
     for noun, routes in BY_NOUN.items():
         for route in routes:
@@ -71,43 +78,27 @@ def document() -> dict[str, Json]:
         "info": {"title": "culm", "version": __version__, "description": _ABOUT},
         "paths": paths,
         "components": {
-            "schemas": schemas.components,
+            "schemas": components,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"token": []}, {}],  # A unix socket, or --no-auth, needs no token.
-        "x-events": {name: schemas.of(kind) for name, kind in PAYLOADS.items()},
+        "x-events": {name: schemas[kind] for name, kind in PAYLOADS.items()},
     }
 
 
-class _Schemas:
-    """JSON schemas of the types on the wire, each defined once and referred to."""
-
-    def __init__(self, kinds: list[Any]) -> None:
-        self._kinds = list(dict.fromkeys(kinds))
-        made, self.components = msgspec.json.schema_components(self._kinds, ref_template=_REF)
-        for schema in self.components.values():
-            if "description" in schema:  # The indentation of docstrings differs between Pythons.
-                schema["description"] = cleandoc(schema["description"])
-        self._made = dict(zip(self._kinds, made, strict=True))
-
-    def of(self, kind: object) -> dict[str, Json]:
-        return self._made[kind]
-
-
-def _operation(route: Route, hints: dict[str, Any], schemas: _Schemas) -> dict[str, Json]:
+def _operation(route: Route, hints: dict[str, Any], schemas: Schemas) -> dict[str, Json]:
     operation: dict[str, Json] = {
         "operationId": _operation_id(route),
         "summary": " ".join((route.handler.__doc__ or "").split()),
         "parameters": [*_path_parameters(route), *_query_parameters(hints.get("query"))],
         "responses": {
             str(route.status): _answer(route, _documented_type(hints["return"]), schemas),
-            "default": _content("Error.", Problem, schemas),
+            "default": {"description": "Error.", "content": _content(Problem, schemas)},
         },
     }
     if (body := _documented_type(hints.get("body"))) is not None:
         required = body is hints["body"]
-        operation["requestBody"] = {**_content("", body, schemas), "required": required}
-        del operation["requestBody"]["description"]
+        operation["requestBody"] = {"content": _content(body, schemas), "required": required}
     return operation
 
 
@@ -130,25 +121,26 @@ def _has_schema(kind: Any) -> bool:  # noqa: ANN401
     return kind is not HeadersOnly and not is_response(kind)
 
 
-def _answer(route: Route, kind: Any, schemas: _Schemas) -> dict[str, Json]:  # noqa: ANN401
+def _answer(route: Route, kind: Any, schemas: Schemas) -> dict[str, Json]:  # noqa: ANN401
+    phrase = HTTPStatus(route.status).phrase
     if kind is HeadersOnly:
         header = {"description": "The run that was accepted.", "schema": {"type": "string"}}
-        description = f"{HTTPStatus(route.status).phrase}, with the run's id in a header."
+        description = f"{phrase}, with the run's id in a header."
         return {"description": description, "headers": {RUN_HEADER: header}}
     if kind is None:
-        return {"description": f"{HTTPStatus(route.status).phrase}, with an empty body."}
+        return {"description": f"{phrase}, with an empty body."}
     if is_response(kind):
         media = "text/html" if kind is web.Response else "text/event-stream"
         return {"description": "Text.", "content": {media: {"schema": {"type": "string"}}}}
-    return _content(HTTPStatus(route.status).phrase, kind, schemas)
+    return {"description": phrase, "content": _content(kind, schemas)}
 
 
-def _content(description: str, kind: Any, schemas: _Schemas) -> dict[str, Json]:  # noqa: ANN401
-    media: dict[str, Json] = {"schema": schemas.of(kind)}
+def _content(kind: Any, schemas: Schemas) -> dict[str, Json]:  # noqa: ANN401
+    media: dict[str, Json] = {"schema": schemas[kind]}
     example = _example(kind)
     if example is not None:
         media["example"] = msgspec.to_builtins(example)
-    return {"description": description, "content": {"application/json": media}}
+    return {"application/json": media}
 
 
 def _example(kind: Any) -> Json:  # noqa: ANN401

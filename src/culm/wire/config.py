@@ -184,30 +184,30 @@ class Config(Struct):
     permissions: Permissions = field(default_factory=Permissions)
 
 
-# --- request bodies; `scope` is 0 for the user's configuration, 1 for the workspace's
+# --- request bodies
 
 
-class SetConfig(Struct):
+class ConfigChange(Struct):
+    scope: int = 0  # 0 for the user's configuration, 1 for the workspace's.
+
+
+class SetConfig(ConfigChange):
     """A value to set. `key` is a dotted path; a dot inside a name is written `\\.`."""
 
-    scope: int = 0
     key: str = ""
     value: Json = None
 
 
-class RemoveConfig(Struct):
-    scope: int = 0
+class RemoveConfig(ConfigChange):
     key: str = ""
 
 
-class SetModel(Struct):
-    scope: int = 0
+class SetModel(ConfigChange):
     model_type: str = ""
     model: SelectedModel = field(default_factory=SelectedModel)
 
 
-class SetCompact(Struct):
-    scope: int = 0
+class SetCompact(ConfigChange):
     enabled: bool = False
 
 
@@ -218,17 +218,15 @@ class OAuthToken(Struct):
     expires_at: int = 0  # Unix seconds.
 
 
-class SetProviderKey(Struct):
+class SetProviderKey(ConfigChange):
     """A provider's credentials. `kind` is the type of `api_key`: "string" or "oauth"."""
 
-    scope: int = 0
     provider_id: str = ""
     kind: str = ""
     api_key: Json = None
 
 
-class RefreshOAuth(Struct):
-    scope: int = 0
+class RefreshOAuth(ConfigChange):
     provider_id: str = ""
 
 

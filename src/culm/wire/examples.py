@@ -23,7 +23,7 @@ _WORKSPACE = WorkspaceId("9a4d2d0c-6b0e-5d0f-8a56-0f7c3f0f7b11")
 _SESSION = SessionId("0b0c7a2e-7c8b-4d0e-9a6e-1b9f0d3c5a11")
 _CLIENT = ClientId("5c8f5b0e-0f5d-4b1e-8c0e-6f4f2f1f9a10")
 _MESSAGE = MessageId("c0ffee00-0000-4000-8000-000000000001")
-_RUN = "3b1c1a52-1111-4222-8333-444455556666"
+_RUN = RunId("3b1c1a52-1111-4222-8333-444455556666")
 _CURSOR = "8f3a5c1e9b02.118"
 _PATH = "/home/dev/proj"
 _THEN = 1787338000
@@ -97,7 +97,7 @@ _DIAGNOSTIC = extensions.Diagnostic(
 )
 
 _RUN_EXAMPLE = runs.Run(
-    id=RunId(_RUN),
+    id=_RUN,
     session_id=_SESSION,
     state="active",
     seq=7,
@@ -108,10 +108,10 @@ _RUN_EXAMPLE = runs.Run(
     created_at=_THEN,
     started_at=_THEN,
 )
-_AGENT_ID = "6f0f3f0e-7777-4888-8999-aaaabbbbcccc"
+_AGENT_ID = AgentId("6f0f3f0e-7777-4888-8999-aaaabbbbcccc")
 _LETTER_ID = "1d2c3b4a-9999-4aaa-8bbb-ccccddddeeee"
 _AGENT = agents.Agent(
-    agent_id=AgentId(_AGENT_ID),
+    agent_id=_AGENT_ID,
     parent_id=_SESSION,
     session_id=SessionId(f"{_MESSAGE}$$call_1"),
     parent_session_id=_SESSION,
@@ -138,7 +138,7 @@ _LETTER = agents.LetterShown(
     created_at=_THEN,
     changed_at=_THEN,
 )
-_QUEUED = runs.QueuedPrompt(RunId(_RUN), "Then run the tests.")
+_QUEUED = runs.QueuedPrompt(_RUN, "Then run the tests.")
 
 _EXAMPLES: tuple[Json, ...] = (
     _RUN_EXAMPLE,
@@ -148,7 +148,7 @@ _EXAMPLES: tuple[Json, ...] = (
     agents.AgentDetails(_AGENT, [_SESSION, _AGENT_ID], [], "Find all callers of `grow`.", "Three."),
     agents.StartAgent(prompt="Review the last commit.", role="reviewer", worktree=True),
     agents.SayToAgent("Leave out the tests."),
-    agents.SaidToAgent(RunId(_RUN)),
+    agents.SaidToAgent(_RUN),
     _LETTER,
     agents.SendLetter(to=_AGENT_ID, kind="ask", text="Which tests fail?", from_=_SESSION),
     agents.ReplyToLetter("None."),
@@ -156,7 +156,7 @@ _EXAMPLES: tuple[Json, ...] = (
     agents.RingProject(_PATH),
     agents.ChangeBudget(tokens=50_000, cost=0.5),
     runs.EditPrompt("Then run the tests twice."),
-    runs.OrderQueue([RunId(_RUN)]),
+    runs.OrderQueue([_RUN]),
     ws.Control("shutdown", "culm"),
     ws.VersionInfo("0.1.0", "", "culm-0.1.0", "python3.11.2", "linux/x86_64"),
     ws.Workspace(_WORKSPACE, _PATH, _CONFIG, "/home/dev/.local/share/culm", "0.1.0"),
@@ -248,14 +248,14 @@ EXAMPLES: Mapping[Json, Json] = {
     **{type(example): example for example in _EXAMPLES},
     asks.Ask[asks.PermissionRequest]: asks.Ask(
         _PERMISSION,
-        RunId(_RUN),
+        _RUN,
         _MESSAGE,
         _DIGEST,
         [f"make test @ {_PATH}"],
         "`make` is not in the table of read-only commands",
         created_at=_THEN,
     ),
-    asks.Ask[asks.QuestionRequest]: asks.Ask(_BATCH, RunId(_RUN), _MESSAGE, created_at=_THEN),
+    asks.Ask[asks.QuestionRequest]: asks.Ask(_BATCH, _RUN, _MESSAGE, created_at=_THEN),
     dict[str, list[extensions.Diagnostic]]: {f"file://{_PATH}/main.go": [_DIAGNOSTIC]},
     ws.Snapshot[messages.Message]: ws.Snapshot(
         _CURSOR,
