@@ -8,11 +8,12 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from tests.debugging import shorten_stacks
+from tests.debugging import ignore_slow_callbacks, shorten_stacks
 from tests.support import BREADTH
 
 pytest_plugins = ["tests.suite.reporting"]
 shorten_stacks()
+ignore_slow_callbacks()
 
 # No test finds a key, a model server or the configuration of the user who runs it.
 os.environ["CULM_NO_DISCOVERY"] = "1"

@@ -1,10 +1,11 @@
-"""Cheaper debug mode of asyncio: all of its checks, with short stack traces.
+"""Cheaper debug mode of asyncio: all of its checks but one, with short stack traces.
 
 In that mode every future, task and callback records the stack that created it. Each record reads
 up to sixty frames with the times and lines of their files, which takes half of the time of a test.
 They are printed only after a failure, and then the nearest frames are enough.
 """
 
+import logging
 import traceback
 from collections.abc import Iterable
 from itertools import islice
@@ -19,6 +20,13 @@ def shorten_stacks() -> None:
     # The C code of asyncio has a reference to this function and calls it without arguments.
     traceback.extract_stack.__defaults__ = (None, FRAMES_MAX)
     StackSummary.extract = _extract  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def ignore_slow_callbacks() -> None:
+    """Drop the warning about a callback that took long: on a busy machine any of them may."""
+    logging.getLogger("asyncio").addFilter(
+        lambda record: not str(record.msg).startswith("Executing ")
+    )
 
 
 def _extract(
