@@ -97,98 +97,91 @@ def parse_options(
     entry: ReadOnlyEntry, words: Sequence[Word], reading: ReadOnlyCheck
 ) -> ParsedOptions:
     """Sort the words after the name. Raises `NotReadOnly` on one that the entry does not list."""
-    parsed = ParsedOptions()
-    pending = list(reversed(words))
-    while pending:
-        word = pending.pop()
-        text = reading.known(word)
-        if word.is_pattern:
-            parsed.operands += reading.expanded(word)
-        elif text == "--":
-            while pending:
-                parsed.operands += reading.expanded(pending.pop())
-        elif text == "-" or not text.startswith("-"):
-            parsed.operands.append(text)
-        elif entry.numbers and _NUMBER.fullmatch(text):
-            parsed.options.append((text, None))
-        elif text.startswith("--"):
-            _long(entry, text, pending, parsed, reading)
-        else:
-            _cluster(entry, text, pending, parsed, reading)
-    if len(parsed.operands) > entry.operands_max:
-        raise NotReadOnly("has more operands than it reads")
-    return parsed
+    return _OptionParser(entry, reading, list(reversed(words))).parse()
 
 
-def _long(
-    entry: ReadOnlyEntry,
-    text: str,
-    pending: list[Word],
-    parsed: ParsedOptions,
-    reading: ReadOnlyCheck,
-) -> None:
-    name, equals, value = text.partition("=")
-    if equals and (name in entry.values or name in entry.optional):
-        parsed.options.append((name, value))
-    elif equals and name in entry.paths:
-        reading.path(value)
-        parsed.options.append((name, value))
-    elif not equals and (name in entry.flags or name in entry.optional):
-        parsed.options.append((name, None))
-    elif not equals and (name in entry.values or name in entry.paths):
-        parsed.options.append((name, _value(entry, name, pending, parsed, reading)))
-    else:
-        raise NotReadOnly(f"has an option that is not in the table: {_short(name)}")
+@dataclass(slots=True)
+class _OptionParser:
+    entry: ReadOnlyEntry
+    reading: ReadOnlyCheck
+    pending: list[Word]  # The words that are left, the next one last.
+    parsed: ParsedOptions = field(default_factory=ParsedOptions)
 
+    def parse(self) -> ParsedOptions:
+        operands = self.parsed.operands
+        while self.pending:
+            word = self.pending.pop()
+            text = self.reading.known(word)
+            if word.is_pattern:
+                operands += self.reading.expanded(word)
+            elif text == "--":
+                while self.pending:
+                    operands += self.reading.expanded(self.pending.pop())
+            elif text == "-" or not text.startswith("-"):
+                operands.append(text)
+            elif self.entry.numbers and _NUMBER.fullmatch(text):
+                self._add(text, None)
+            elif text.startswith("--"):
+                self._long(text)
+            else:
+                self._cluster(text)
+        if len(operands) > self.entry.operands_max:
+            raise NotReadOnly("has more operands than it reads")
+        return self.parsed
 
-def _cluster(
-    entry: ReadOnlyEntry,
-    text: str,
-    pending: list[Word],
-    parsed: ParsedOptions,
-    reading: ReadOnlyCheck,
-) -> None:
-    """Parse a cluster of short options: `-la`, `-n5`, `-n 5`."""
-    if text in entry.flags:
-        parsed.options.append((text, None))
-        return
-    for index, letter in enumerate(text[1:], 2):
-        name = f"-{letter}"
-        rest = text[index:]
-        if name in entry.flags:
-            parsed.options.append((name, None))
-            continue
-        if name in entry.optional:
-            parsed.options.append((name, rest))
-        elif name in entry.values or name in entry.paths:
-            if rest and name in entry.paths:
-                reading.path(rest)
-            value = rest or _value(entry, name, pending, parsed, reading)
-            parsed.options.append((name, value))
+    def _add(self, name: str, value: str | None) -> None:
+        self.parsed.options.append((name, value))
+
+    def _long(self, text: str) -> None:
+        entry = self.entry
+        name, equals, value = text.partition("=")
+        if equals and (name in entry.values or name in entry.optional):
+            self._add(name, value)
+        elif equals and name in entry.paths:
+            self.reading.path(value)
+            self._add(name, value)
+        elif not equals and (name in entry.flags or name in entry.optional):
+            self._add(name, None)
+        elif not equals and (name in entry.values or name in entry.paths):
+            self._add(name, self._value(name))
         else:
             raise NotReadOnly(f"has an option that is not in the table: {_short(name)}")
-        return
 
+    def _cluster(self, text: str) -> None:
+        """Parse a cluster of short options: `-la`, `-n5`, `-n 5`."""
+        entry = self.entry
+        if text in entry.flags:
+            self._add(text, None)
+            return
+        for index, letter in enumerate(text[1:], 2):
+            name = f"-{letter}"
+            rest = text[index:]
+            if name in entry.flags:
+                self._add(name, None)
+                continue
+            if name in entry.optional:
+                self._add(name, rest)
+            elif name in entry.values or name in entry.paths:
+                if rest and name in entry.paths:
+                    self.reading.path(rest)
+                self._add(name, rest or self._value(name))
+            else:
+                raise NotReadOnly(f"has an option that is not in the table: {_short(name)}")
+            return
 
-def _value(
-    entry: ReadOnlyEntry,
-    name: str,
-    pending: list[Word],
-    parsed: ParsedOptions,
-    reading: ReadOnlyCheck,
-) -> str:
-    if not pending:
-        raise NotReadOnly(f"has an option without its value: {name}")
-    word = pending.pop()
-    value = reading.known(word)
-    if word.is_pattern:
-        raise NotReadOnly(f"has a pattern as the value of an option: {_short(value)}")
-    # If the program on this machine takes no value here, or stops parsing options at its first
-    # operand, the word is an operand: it must be harmless as a path, too.
-    is_pattern = name in entry.patterns and not parsed.operands
-    if name in entry.paths or not (is_pattern or len(value) == 1):
-        reading.path(value)
-    return value
+    def _value(self, name: str) -> str:
+        if not self.pending:
+            raise NotReadOnly(f"has an option without its value: {name}")
+        word = self.pending.pop()
+        value = self.reading.known(word)
+        if word.is_pattern:
+            raise NotReadOnly(f"has a pattern as the value of an option: {_short(value)}")
+        # If the program on this machine takes no value here, or stops parsing options at its first
+        # operand, the word is an operand: it must be harmless as a path, too.
+        is_pattern = name in self.entry.patterns and not self.parsed.operands
+        if name in self.entry.paths or not (is_pattern or len(value) == 1):
+            self.reading.path(value)
+        return value
 
 
 def check_operands(entry: ReadOnlyEntry, parsed: ParsedOptions, reading: ReadOnlyCheck) -> None:
