@@ -4,7 +4,7 @@ import pytest
 
 from culm.cli.render.text import head_of
 from culm.cli.terminal.process import ending_text
-from culm.client.asked_run import title_of
+from culm.client.run import title_of
 from culm.ids import RunId, SessionId
 from culm.wire.runs import Run
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from culm.client.asked_run import ask, open_asked
 from culm.client.follower import open_background_task, open_mirror
 from culm.client.http import RequestRefused, open_client
+from culm.client.run import ask, open_asked
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId
 from culm.testing.script import Reply, ScriptedCall

@@ -2,8 +2,8 @@
 
 import pytest
 
-from culm.client.follow_run import retry_idempotent
 from culm.client.http import RequestRefused, open_client
+from culm.client.run import retry_idempotent
 from culm.client.workspace import RemoteWorkspace
 from culm.ids import SessionId, WorkspaceId
 from culm.wire.config import Config

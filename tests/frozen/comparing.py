@@ -15,7 +15,7 @@ def as_text(value: object) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
-def check_text(name: str, now: str, *, command: str = COMMAND) -> None:
+def check_text(name: str, now: str, *, command: str = "") -> None:
     """Fail with the difference between the file `name` and the current text."""
     before = (HERE / name).read_text()
     if before == now:
@@ -23,4 +23,5 @@ def check_text(name: str, now: str, *, command: str = COMMAND) -> None:
     lines = difflib.unified_diff(
         before.splitlines(), now.splitlines(), f"frozen/{name}", "now", lineterm=""
     )
-    pytest.fail("\n".join([*lines, "", f"to change it on purpose: {command}"]), pytrace=False)
+    hint = f"to change it on purpose: {command or f'{COMMAND} {name}'}"
+    pytest.fail("\n".join([*lines, "", hint]), pytrace=False)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from culm import __version__
-from culm.client.asked_run import open_asked
 from culm.client.connection import connect
 from culm.client.follower import open_mirror
 from culm.client.http import Client, open_client
 from culm.client.launch import is_listening
+from culm.client.run import open_asked
 from culm.errors import InvalidRequest, NoServer
 from tests.live.harness import (
     RESUME_S,

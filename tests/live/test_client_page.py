@@ -5,10 +5,15 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from culm.client.config import RemoteConfig, RemoteProject
-from culm.client.extensions import RemoteLsps, RemoteMcp, RemoteSkills
 from culm.client.http import Client
-from culm.client.workspace import RemoteWorkspace
+from culm.client.workspace import (
+    RemoteConfig,
+    RemoteLsps,
+    RemoteMcp,
+    RemoteProject,
+    RemoteSkills,
+    RemoteWorkspace,
+)
 from culm.wire.codec import encode
 from tests.live.harness import RESUME_S, ROOT, make_directory, open_process, open_process_server
 from tests.live.machine import env_of

@@ -36,13 +36,18 @@ from culm.cli.terminal.process import (
     write,
 )
 from culm.cli.terminal.status_area import find_status_area, redraw_until_done
-from culm.client.asked_run import title_of
 from culm.client.connection import open_connected
-from culm.client.follow_run import follow_run, retry_idempotent, wait_for_last_message
 from culm.client.follower import Follower
 from culm.client.http import RequestRefused
 from culm.client.launch import ServerStarter
 from culm.client.mirror import Mirror
+from culm.client.run import (
+    follow_run,
+    retry_idempotent,
+    start_session,
+    title_of,
+    wait_for_last_message,
+)
 from culm.client.tree import SessionTree, open_tree
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import InvalidRequest, NoServer, NotFound
@@ -479,9 +484,7 @@ class PromptRun:
         if options.session:
             return await find_session(workspace, options.session)
         if not options.latest:
-            title = title_of(options.prompt)
-            # An unused session does no harm, so creating one may be retried.
-            return (await retry_idempotent(workspace, lambda: workspace.create_session(title))).id
+            return await start_session(workspace, options.prompt)
         sessions = await workspace.sessions()
         if not sessions:
             raise NotFound("there is no session to continue", hint="leave out --continue")

@@ -8,13 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from culm.client.asked_run import AskedRun, RunAnswer, ask, open_asked
     from culm.client.blocking import BlockingWorkspace, connect_blocking
     from culm.client.connection import connect
-    from culm.client.follow_run import RunLost
     from culm.client.follower import Follower, open_mirror, open_present
     from culm.client.http import Client, RequestRefused, open_client
     from culm.client.mirror import Mirror
+    from culm.client.run import AskedRun, RunAnswer, RunLost, ask, open_asked
     from culm.client.stream import EventStream, ServerEvent
     from culm.client.tree import SessionTree, open_tree
     from culm.client.workspace import RemoteWorkspace
@@ -43,13 +42,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "asked_run": ("AskedRun", "RunAnswer", "ask", "open_asked"),
     "blocking": ("BlockingWorkspace", "connect_blocking"),
     "connection": ("connect",),
-    "follow_run": ("RunLost",),
     "follower": ("Follower", "open_mirror", "open_present"),
     "http": ("Client", "RequestRefused", "open_client"),
     "mirror": ("Mirror",),
+    "run": ("AskedRun", "RunAnswer", "RunLost", "ask", "open_asked"),
     "stream": ("EventStream", "ServerEvent"),
     "tree": ("SessionTree", "open_tree"),
     "workspace": ("RemoteWorkspace",),

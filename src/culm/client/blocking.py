@@ -13,24 +13,23 @@ from collections.abc import (
     Generator,
     Iterator,
     Mapping,
-    Sequence,
 )
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
-from culm.client.asked_run import RunAnswer, ask, open_asked
 from culm.client.connection import connect
 from culm.client.follower import open_present
+from culm.client.run import AskOptions, RunAnswer, ask, open_asked
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import Failed
 from culm.ids import SessionId
 from culm.wire.agents import Agent
-from culm.wire.asks import Approve, Ask, PermissionRequest
+from culm.wire.asks import Ask, PermissionRequest
 from culm.wire.messages import Message, Session
-from culm.wire.runs import Attachment, CancelAnswer, Limits, Run
+from culm.wire.runs import CancelAnswer, Run
 from culm.wire.tools import ToolInfo
 
 T = TypeVar("T")
@@ -137,38 +136,19 @@ class BlockingWorkspace:
         return self._portal.wait(coroutine)
 
     def ask(
-        self,
-        prompt: str,
-        *,
-        session_id: SessionId | None = None,
-        attachments: Sequence[Attachment] = (),
-        limits: Limits | None = None,
-        approve: Approve | None = None,
+        self, prompt: str, *, session_id: SessionId | None = None, **options: Unpack[AskOptions]
     ) -> RunAnswer:
         """Send a prompt and wait for the end of the run, as `culm.client.ask` does."""
-        return self.wait(
-            ask(
-                self.workspace,
-                prompt,
-                session_id=session_id,
-                attachments=attachments,
-                limits=limits,
-                approve=approve,
-            )
-        )
+        return self.wait(ask(self.workspace, prompt, session_id=session_id, **options))
 
     def stream(
-        self,
-        prompt: str,
-        *,
-        session_id: SessionId | None = None,
-        approve: Approve | None = None,
+        self, prompt: str, *, session_id: SessionId | None = None, **options: Unpack[AskOptions]
     ) -> Iterator[str]:
         """Send a prompt and yield the answer as it arrives; leaving early does not stop the run."""
         pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
         async def pump() -> None:
-            opening = open_asked(self.workspace, prompt, session_id=session_id, approve=approve)
+            opening = open_asked(self.workspace, prompt, session_id=session_id, **options)
             async with opening as asked:
                 async for piece in asked.pieces():
                     pieces.put(piece)

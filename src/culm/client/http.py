@@ -11,7 +11,7 @@ import msgspec
 
 from culm import __version__
 from culm.client.launch import ServerStarter
-from culm.client.transport import HttpResponse, HttpTransport, parse_address
+from culm.client.transport import REQUEST_TIMEOUT_S, HttpResponse, HttpTransport, parse_address
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import AppError, InvalidRequest
 from culm.ids import ClientId, Ids
@@ -21,7 +21,6 @@ from culm.wire.workspaces import Control, CreateWorkspace, Problem, VersionInfo,
 
 T = TypeVar("T")
 
-REQUEST_TIMEOUT_S = 30.0
 OPEN_S = 15.0  # An exiting server is replaced by a new one within this time.
 OPEN_AGAIN_S = 0.1
 LEAVE_S = 1.0

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 CONNECT_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 30.0
 HEAD_BYTES_MAX = 64 << 10
 PIECE_BYTES = 64 << 10  # Sent or read at once.
 

@@ -19,15 +19,13 @@ from culm.client.workspace import RemoteWorkspace
 from culm.ids import AskId, RunId, SessionId
 from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged, QuestionChanged
+from culm.wire.events import PAYLOADS, SESSION_EVENTS
 from culm.wire.messages import Message
 from culm.wire.workspaces import Snapshot
 
-AGENT_TYPES = frozenset({"agent_started", "agent_changed", "agent_ended"})
-# The events of a tree. The server need not send others.
-TYPES = AGENT_TYPES | {
-    *("session", "message", "message_snapshot", "message_delta", "call_output", "queue_changed"),
-    *("run_changed", "run_retry", "ask_changed", "question_changed", "permission_notification"),
-}
+AGENT_TYPES = frozenset(name for name in SESSION_EVENTS if PAYLOADS[name] is Agent)
+# The events of a tree: those of sessions, and the Crush events that the mirror reads.
+TYPES = frozenset({*SESSION_EVENTS, "session", "message", "permission_notification"})
 SESSIONS_MAX = 50  # Sessions in one request, because the length of a URL is limited.
 LOADS_MAX = 3  # Agents may start during a load; events report those that start later.
 

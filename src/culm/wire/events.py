@@ -128,4 +128,15 @@ OUR_PAYLOADS: Mapping[str, type] = {
     "letter_changed": LetterShown,
     "resync": Resync,
 }
+# Events about the progress of one session, which clients that follow it request: a new event is one
+# of them unless it is listed here.
+SESSION_EVENTS = OUR_PAYLOADS.keys() - {
+    "presence_changed",
+    "store_health",
+    "cancel_changed",
+    "grant_changed",
+    "skip_changed",
+    "letter_changed",
+    "resync",
+}
 PAYLOADS: Mapping[str, type] = {**CRUSH_PAYLOADS, **OUR_PAYLOADS}

@@ -30,12 +30,12 @@ from culm.cli.terminal.line_editor import (
 )
 from culm.cli.terminal.process import CannotWrite, cancelling, close_output, write_note
 from culm.cli.terminal.status_area import find_status_area
-from culm.client.asked_run import title_of
 from culm.client.blocking import Portal, open_portal
 from culm.client.connection import open_connected
 from culm.client.follower import open_present
 from culm.client.http import RequestRefused
 from culm.client.launch import ServerStarter
+from culm.client.run import title_of
 from culm.client.workspace import RemoteWorkspace
 from culm.errors import AppError
 from culm.ids import SessionId

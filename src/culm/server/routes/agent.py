@@ -105,7 +105,7 @@ async def default_small_model(workspace: LiveWorkspace, query: ProviderQuery) ->
 
 
 async def list_runs(workspace: LiveWorkspace, query: RunsQuery) -> list[Run]:
-    """List runs, the latest first, optionally only those of a session or in a state."""
+    """List the latest 500 runs, optionally only those of a session or in a state."""
     return await workspace.agent.list_runs(query.session, query.state or None)
 
 
