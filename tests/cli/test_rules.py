@@ -1,6 +1,6 @@
 import pytest
 
-from culm.cli.rules import approve_of, parse_rule, rule_for
+from culm.cli.prompt_options import approve_of, parse_rule, rule_for
 from culm.errors import InvalidRequest
 from culm.tools.registry import SPECS
 from culm.wire.asks import PATTERN_CHARS_MAX, RULES_MAX, CallerApprove, CallerRule

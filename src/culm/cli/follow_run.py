@@ -24,7 +24,6 @@ from culm.cli.render.json_lines import DetachedLine, JsonRenderer, end_line, wri
 from culm.cli.render.renderers import RunRenderer, TextRenderer
 from culm.cli.render.text import head_of
 from culm.cli.render.transcript import markdown_of_run
-from culm.cli.render.usage_summary import UsageSummary
 from culm.cli.server import describe_error
 from culm.cli.terminal.approval_prompt import ApprovalPrompt, LineInput, TerminalInput
 from culm.cli.terminal.process import (
@@ -35,7 +34,7 @@ from culm.cli.terminal.process import (
     run_status,
     write,
 )
-from culm.cli.terminal.status_area import find_status_area, redraw_until_done
+from culm.cli.terminal.status_area import UsageSummary, find_status_area, redraw_until_done
 from culm.client.connection import open_connected
 from culm.client.follower import Follower
 from culm.client.http import RequestRefused

@@ -26,10 +26,18 @@ directory_option = click.option(
     help="Workspace directory. Default: the current directory.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+FILE = click.Path(path_type=Path, dir_okay=False)
+DIRECTORY = click.Path(path_type=Path, file_okay=False)
+
+
+def tls_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Add the options of a listener on TCP with TLS."""
+    cert = click.option("--tls-cert", type=FILE, help="TLS certificate (PEM).")
+    return cert(click.option("--tls-key", type=FILE, help="TLS private key (PEM).")(command))
 
 
 def _with_data_dir(command: Callable[P, R], text: str) -> Callable[P, R]:
-    option = click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help=text)
+    option = click.option("--data-dir", type=DIRECTORY, help=text)
     return option(command)
 
 
@@ -55,7 +63,7 @@ def user_config_options(command: Callable[P, R]) -> Callable[P, R]:
     config_file = click.option(
         "--config",
         "config_file",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help="Your configuration file, as for `culm serve`.",
     )
     return config_file(_with_data_dir(command, "Data directory, as for `culm serve`."))
@@ -97,7 +105,7 @@ Command = Callable[..., None]
 
 _token_file_option = click.option(
     "--token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="File with the bearer token for TCP. Default: token in the data directory.",
 )
 
@@ -150,13 +158,13 @@ def at_own_server(command: Command) -> Command:
     )
     data_dir = click.option(
         "--data-dir",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=DIRECTORY,
         help="Data directory, as for `culm serve`; used to start a server and to find the token.",
     )
     config = click.option(
         "--config",
         "config_file",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help="Configuration file, as for `culm serve`; used to start a server.",
     )
 

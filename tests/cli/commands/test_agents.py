@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.cli.render.agent_lines import ended_line
+from culm.cli.render.renderers import ended_line
 from culm.clock import LoopClock
 from culm.ids import AgentId, RunId, SessionId
 from culm.store.runs import end_run, start_run

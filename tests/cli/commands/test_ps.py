@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from culm.cli.commands.ps import ActivityNames, WorkspaceActivity, lines_of, parents_of
-from culm.cli.render.tables import in_tree_order
+from culm.cli.render.text import in_tree_order
 from culm.ids import AgentId, RunId, SessionId
 from culm.testing.model_server import open_model_server
 from culm.wire.agents import Agent

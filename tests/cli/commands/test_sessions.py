@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from culm.cli.commands.sessions import check_target, get_state, lines_of, rows_of, write_whole
-from culm.cli.render.tables import fitted_table
-from culm.cli.render.text import ago_text, cells_of, fit
+from culm.cli.render.text import ago_text, cells_of, fit, fitted_table
 from culm.errors import InvalidRequest
 from culm.ids import SessionId
 from culm.testing.script import Reply

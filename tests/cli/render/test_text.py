@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.cli.render.tables import columns, table
-from culm.cli.render.text import age_text, cells_of, cut, fit, size_text
+from culm.cli.render.text import age_text, cells_of, columns, cut, fit, size_text, table
 from culm.wire.codec import printable
 
 

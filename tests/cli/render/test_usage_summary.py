@@ -2,8 +2,7 @@
 
 import msgspec
 
-from culm.cli.render.usage_summary import UsageSummary, call_text
-from culm.cli.terminal.status_area import AgentStatus, RunStatus
+from culm.cli.terminal.status_area import AgentStatus, RunStatus, UsageSummary, call_text
 from culm.client.stream import ServerEvent
 from culm.client.tree import SessionTree
 from culm.ids import AgentId, MessageId, RunId, SessionId

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import msgspec
 
 from culm.cli.groups import CommandGroup
-from culm.cli.options import directory_option, discovery_option
-from culm.cli.render.tables import table
-from culm.cli.terminal.process import is_terminal, output_width, require_output
+from culm.cli.options import FILE, directory_option, discovery_option, tls_options
+from culm.cli.render.text import table
+from culm.cli.terminal.process import is_terminal, output_width, print_json, require_output
 from culm.clock import LoopClock
 from culm.errors import NotFound
 from culm.files import is_safe_name
@@ -91,17 +90,12 @@ def agent() -> None:
 )
 @click.option(
     "--token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="File with the token that callers must present, created if missing. Default: a new token "
     "in the discovery directory.",
 )
 @click.option("--no-auth", is_flag=True, help="Do not require a token. Loopback only.")
-@click.option(
-    "--tls-cert", type=click.Path(path_type=Path, dir_okay=False), help="TLS certificate (PEM)."
-)
-@click.option(
-    "--tls-key", type=click.Path(path_type=Path, dir_okay=False), help="TLS private key (PEM)."
-)
+@tls_options
 @directory_option
 @discovery_option
 def serve(
@@ -118,7 +112,7 @@ def serve(
     host: str,
     port: int,
     token_file: Path | None,
-    no_auth: bool,  # noqa: FBT001 - click passes by name
+    no_auth: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
     directory: Path,
@@ -179,12 +173,7 @@ def serve(
 @click.option("--label", default="", metavar="NAME", help="Only agents with this label.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @discovery_option
-def list_(
-    role: str,
-    label: str,
-    as_json: bool,  # noqa: FBT001
-    data_dir: Path | None,
-) -> None:
+def list_(role: str, label: str, as_json: bool, data_dir: Path | None) -> None:
     """List the running agents.
 
     Workers of a server are not listed: they serve only that server.
@@ -195,7 +184,16 @@ def list_(
       culm agent list --role reviewer --json
     """
     discovery = discovery_of(data_dir or default_data_dir(os.environ))
-    show_agents(discovery, role, label, as_json=as_json)
+    found = [one for one in discovery.discover(role=role, label=label) if _takes_calls(one)]
+    if as_json:
+        print_json(found)
+    elif found:
+        head = ("agent", "role", "pid", "labels", "endpoint")
+        click.echo("\n".join(table(head, map(_row, found), output_width())))
+    else:
+        click.echo(
+            "no matching agent is running" if role or label else "no agent is running", err=True
+        )
 
 
 @agent.command("call")
@@ -209,19 +207,19 @@ def list_(
 )
 @click.option(
     "--token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="File with the agent's token. Default: its token in the discovery directory, if any.",
 )
 @click.option(
     "--ca",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="PEM file with the only certificates to trust for wss://.",
 )
 @discovery_option
 def call(
     name: str,
     words: tuple[str, ...],
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
     approve: str | None,
     token_file: Path | None,
     ca: Path | None,
@@ -279,19 +277,6 @@ def discovery_of(data_dir: Path) -> FileDiscovery:
 
 def discovery_dir_of(data_dir: Path) -> Path:
     return data_dir / "fabric"
-
-
-def show_agents(discovery: Discovery, role: str, label: str, *, as_json: bool) -> None:
-    found = [one for one in discovery.discover(role=role, label=label) if _takes_calls(one)]
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
-    elif found:
-        head = ("agent", "role", "pid", "labels", "endpoint")
-        click.echo("\n".join(table(head, map(_row, found), output_width())))
-    else:
-        click.echo(
-            "no matching agent is running" if role or label else "no agent is running", err=True
-        )
 
 
 def _takes_calls(record: AgentRecord) -> bool:

@@ -144,10 +144,7 @@ class CallCallbacks:
     """`HostCallbacks` that show the events and let the person at the terminal decide."""
 
     def __init__(
-        self,
-        renderer: AgentCallRenderer,
-        lines: LineInput | None,
-        approve: bool | None,  # noqa: FBT001
+        self, renderer: AgentCallRenderer, lines: LineInput | None, approve: bool | None
     ) -> None:
         self._renderer = renderer
         self._lines = lines

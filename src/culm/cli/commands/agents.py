@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import msgspec
 
 from culm.cli.names import short_ids
 from culm.cli.options import json_option, project_options
 from culm.cli.projects import data_dir_of, get_project
-from culm.cli.render.tables import in_tree_order, table
-from culm.cli.terminal.process import output_width
+from culm.cli.render.text import in_tree_order, table
+from culm.cli.terminal.process import output_width, print_json
 from culm.ids import AgentId
 from culm.store.agents import agents_below
 from culm.store.base import Connection
@@ -28,11 +27,7 @@ RUNS_READ = 100  # Per session: the limit of its queue.
 @click.command()
 @json_option
 @project_options
-def agents(
-    as_json: bool,  # noqa: FBT001 - click passes by name
-    directory: Path,
-    data_dir: Path | None,
-) -> None:
+def agents(as_json: bool, directory: Path, data_dir: Path | None) -> None:
     """List the agents of a project as a tree.
 
     Agents of the latest sessions come first. Of the sessions without agents, only the latest 20 are
@@ -56,7 +51,7 @@ def agents(
     found = [(depth, by_id[agent_id]) for depth, agent_id in in_tree_order(parents)]
     if as_json:
         shown = [agent for _, agent in found]
-        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
+        print_json(shown)
     elif found:
         head = ("agent", "role", "state", "cost", "name")
         short = short_ids(list(parents))

@@ -8,16 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar, cast
 
 import click
-import msgspec
 
 from culm.cli.names import SHORT_CHARS, short_ids
 from culm.cli.options import ServerTarget, at_server, json_option
 from culm.cli.render.call_lines import path_text
-from culm.cli.render.tables import table
-from culm.cli.render.text import head_of
+from culm.cli.render.text import head_of, table
 from culm.cli.server import read_workspace
 from culm.cli.terminal.approval_prompt import QUESTION_PROMPTS, parse_response
-from culm.cli.terminal.process import EXIT_FAILED, output_width
+from culm.cli.terminal.process import EXIT_FAILED, output_width, print_json
 from culm.client.workspace import AnyAsk, RemoteWorkspace
 from culm.errors import Failed, InvalidRequest, NotFound
 from culm.wire.asks import Ask, PermissionRequest, Question, QuestionRequest, QuestionResponse
@@ -43,10 +41,7 @@ _all_option = click.option(
 @click.command()
 @json_option
 @at_server
-def asks(
-    as_json: bool,  # noqa: FBT001 - click passes by name
-    where: ServerTarget,
-) -> None:
+def asks(as_json: bool, where: ServerTarget) -> None:
     """List open permission requests and questions.
 
     Permission requests come before questions, the latest of each first. A question is shown with
@@ -58,7 +53,20 @@ def asks(
       culm approve 68263f22
       culm answer 5b1f03aa 2
     """
-    show_asks(where, as_json=as_json)
+
+    async def all_asks(workspace: RemoteWorkspace) -> tuple[list[AnyAsk], Names]:
+        asks = await workspace.open_asks()
+        return asks, await _names_in(workspace, asks)
+
+    found, names = read_workspace(where, all_asks, ([], {}))
+    if as_json:
+        print_json(found)
+    elif found:
+        short = short_ids([ask.request.id for ask in found])
+        rows = [(short[ask.request.id], *row) for ask in found for row in rows_of(ask, names)]
+        click.echo("\n".join(table(("ask", "kind", "what"), rows, output_width())))
+    else:
+        click.echo("no open permission requests or questions", err=True)
 
 
 @click.command()
@@ -73,12 +81,7 @@ def asks(
 )
 @_all_option
 @at_server
-def approve(
-    ask_ids: tuple[str, ...],
-    scope: str,
-    is_all: bool,  # noqa: FBT001 - click passes by name
-    where: ServerTarget,
-) -> None:
+def approve(ask_ids: tuple[str, ...], scope: str, is_all: bool, where: ServerTarget) -> None:
     """Approve permission requests listed by `culm asks`.
 
     ID is an id or the beginning of one. If several clients answer, the first answer counts. The
@@ -98,11 +101,7 @@ def approve(
 @_ids_argument
 @_all_option
 @at_server
-def deny(
-    ask_ids: tuple[str, ...],
-    is_all: bool,  # noqa: FBT001 - click passes by name
-    where: ServerTarget,
-) -> None:
+def deny(ask_ids: tuple[str, ...], is_all: bool, where: ServerTarget) -> None:
     """Deny permission requests listed by `culm asks`.
 
     A denial ends the run that asked. ID is an id or the beginning of one. If several clients
@@ -121,11 +120,7 @@ def deny(
 @click.argument("ask_id", metavar="ID")
 @click.argument("answers", nargs=-1, required=True, metavar="ANSWER...")
 @at_server
-def answer(
-    ask_id: str,
-    answers: tuple[str, ...],
-    where: ServerTarget,
-) -> None:
+def answer(ask_id: str, answers: tuple[str, ...], where: ServerTarget) -> None:
     """Answer a question listed by `culm asks`.
 
     ID is an id or the beginning of one. ANSWER is yes or no, the numbers of choices, or free text.
@@ -146,22 +141,6 @@ def _check_which(ask_ids: tuple[str, ...], *, is_all: bool) -> None:
         raise click.UsageError("give ids, or --all, not both", context)
     if not is_all and not ask_ids:
         raise click.UsageError("give ids that `culm asks` lists, or --all", context)
-
-
-def show_asks(where: ServerTarget, *, as_json: bool) -> None:
-    async def all_asks(workspace: RemoteWorkspace) -> tuple[list[AnyAsk], Names]:
-        asks = await workspace.open_asks()
-        return asks, await _names_in(workspace, asks)
-
-    found, names = read_workspace(where, all_asks, ([], {}))
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
-    elif found:
-        short = short_ids([ask.request.id for ask in found])
-        rows = [(short[ask.request.id], *row) for ask in found for row in rows_of(ask, names)]
-        click.echo("\n".join(table(("ask", "kind", "what"), rows, output_width())))
-    else:
-        click.echo("no open permission requests or questions", err=True)
 
 
 def rows_of(ask: AnyAsk, names: Names) -> list[tuple[str, str]]:

@@ -63,13 +63,7 @@ class AttachOptions:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per event.")
 @at_own_server
-def attach(
-    name: str,
-    cursor: str,
-    until_idle: bool,  # noqa: FBT001 - click passes by name
-    as_json: bool,  # noqa: FBT001
-    where: ServerTarget,
-) -> None:
+def attach(name: str, cursor: str, until_idle: bool, as_json: bool, where: ServerTarget) -> None:
     """Follow a run or a session live, from its start.
 
     The output is that of `culm run`, with the prompts. Any number of clients can follow at once. On

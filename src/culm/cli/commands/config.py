@@ -27,7 +27,7 @@ from culm.cli.config_report import (
 )
 from culm.cli.groups import CommandGroup
 from culm.cli.options import config_options
-from culm.cli.render.tables import columns
+from culm.cli.render.text import columns
 from culm.cli.terminal.process import EXIT_FAILED
 from culm.config import jsonc
 from culm.config.checking import ConfigProblem, Document, key_of
@@ -110,10 +110,7 @@ def config_check(
 @click.option("--origin", is_flag=True, help="Print one line per value, with its file.")
 @config_options
 def config_show(
-    origin: bool,  # noqa: FBT001
-    directory: Path,
-    config_file: Path | None,
-    data_dir: Path | None,
+    origin: bool, directory: Path, config_file: Path | None, data_dir: Path | None
 ) -> None:
     """Print the merged configuration as JSON.
 
@@ -135,7 +132,7 @@ def config_schema() -> None:
     Example:
       culm config schema > culm.schema.json
     """
-    show_schema()
+    click.echo(json.dumps(json_schema(), indent=2))
 
 
 def show_notices(report: ConfigReport) -> None:
@@ -237,10 +234,6 @@ def _origin(report: ConfigReport, path: jsonc.Path) -> str:
 
 
 # --- schema
-
-
-def show_schema() -> None:
-    click.echo(json.dumps(json_schema(), indent=2))
 
 
 def findings_of(report: ConfigReport) -> list[ConfigFinding]:

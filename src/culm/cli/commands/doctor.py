@@ -39,7 +39,7 @@ from culm.cli.projects import (
     summarize_mailbox,
 )
 from culm.cli.render.text import counted, size_text
-from culm.cli.terminal.process import EXIT_FAILED
+from culm.cli.terminal.process import EXIT_FAILED, print_json
 from culm.cli.terminal.progress import progress
 from culm.client.http import RequestRefused, open_client
 from culm.client.launch import (
@@ -112,9 +112,9 @@ class DoctorFinding(Struct, frozen=True):
 )
 @project_options
 def doctor(
-    rebuilds: bool,  # noqa: FBT001 - click passes by name
-    is_all: bool,  # noqa: FBT001
-    as_json: bool,  # noqa: FBT001
+    rebuilds: bool,
+    is_all: bool,
+    as_json: bool,
     host: str | None,
     directory: Path,
     data_dir: Path | None,
@@ -169,7 +169,7 @@ def examine_all(
 def show(findings: Sequence[DoctorFinding], *, as_json: bool) -> int:
     """Print the findings; returns the exit status."""
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(findings), indent=2))
+        print_json(findings)
     else:
         for line in lines_of(findings):
             click.echo(line)

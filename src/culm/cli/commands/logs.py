@@ -130,13 +130,7 @@ class LogTail:
     help="Minimum level. Default: debug.",
 )
 @click.pass_context
-def logs(
-    ctx: click.Context,
-    text: str,
-    count: int,
-    follow: bool,  # noqa: FBT001 - click passes by name
-    level: str,
-) -> None:
+def logs(ctx: click.Context, text: str, count: int, follow: bool, level: str) -> None:
     """Show the server log, the latest entries last.
 
     With TEXT, show only entries that contain it. Entries are shown whole, with their tracebacks.

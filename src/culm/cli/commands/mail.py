@@ -38,8 +38,7 @@ from culm.cli.projects import (
 )
 from culm.cli.prompt_options import read_text
 from culm.cli.render.renderers import TextRenderer
-from culm.cli.render.tables import table
-from culm.cli.render.text import age_text, head_of
+from culm.cli.render.text import age_text, head_of, table
 from culm.cli.terminal.process import (
     EXIT_CANCELED,
     EXIT_FAILED,
@@ -47,6 +46,7 @@ from culm.cli.terminal.process import (
     cancelling,
     close_output,
     output_width,
+    print_json,
     require_output,
 )
 from culm.client.launch import ServerRequest
@@ -168,7 +168,7 @@ def ask(
     words: tuple[str, ...],
     to: str,
     timeout_s: float,
-    as_json: bool,  # noqa: FBT001 - click passes by name
+    as_json: bool,
     host: str | None,
     directory: Path,
     data_dir: Path | None,
@@ -200,13 +200,7 @@ def ask(
 @click.option("--to", default="", metavar="ID", help="Search only this mailbox.")
 @json_option
 @project_options
-def status(
-    letter_id: str,
-    to: str,
-    as_json: bool,  # noqa: FBT001
-    directory: Path,
-    data_dir: Path | None,
-) -> None:
+def status(letter_id: str, to: str, as_json: bool, directory: Path, data_dir: Path | None) -> None:
     """Show the state of a letter.
 
     LETTER is its id or the beginning of it. The state is delivered (it is in the mailbox), admitted
@@ -216,19 +210,20 @@ def status(
     Example:
       culm mail status 0d3a1c52
     """
-    show_status(_project(directory, data_dir), letter_id, to, as_json=as_json)
+    project = _project(directory, data_dir)
+    letter = _find(project, letter_id, to) or _find_begun(project, letter_id, to)
+    if as_json:
+        print_json(letter)
+    else:
+        answer = f" by {letter.answer_id}" if letter.answer_id else ""
+        click.echo(f"{letter.state}{answer}")
 
 
 @mail.command("list")
 @click.option("--agent", default="", metavar="NAME", help="Only letters from or to this agent.")
 @json_option
 @project_options
-def list_(
-    agent: str,
-    as_json: bool,  # noqa: FBT001
-    directory: Path,
-    data_dir: Path | None,
-) -> None:
+def list_(agent: str, as_json: bool, directory: Path, data_dir: Path | None) -> None:
     """List the letters of a project, the latest first.
 
     Each line has the id, kind, sender, recipient, state and age, and the beginning of the text.
@@ -237,7 +232,21 @@ def list_(
     Example:
       culm mail list --agent 68263f22
     """
-    show_letters(_project(directory, data_dir), agent, as_json=as_json)
+    project = _project(directory, data_dir)
+    has_mailbox = agent != PERSON and not agent.startswith(EXTERNAL_PREFIX)
+    if agent and has_mailbox:
+        agent = check_recipient(project, agent)
+    letters = _letters_of(project, agent)
+    if as_json:
+        print_json([one.shown for one in letters])
+    elif letters:
+        now_s = LoopClock().now_s()
+        short = short_ids([one.shown.letter_id for one in letters])
+        names = short_ids([name for one in letters for name in (one.shown.from_, one.shown.to)])
+        rows = [_row(one, short, names, now_s) for one in letters]
+        click.echo("\n".join(table(LIST_HEAD, rows, output_width())))
+    else:
+        click.echo("no letters", err=True)
 
 
 def _finite(number: float, option: str) -> float:
@@ -256,16 +265,6 @@ def send_letter(sending: MailOptions) -> None:
     rung = asyncio.run(ring(sending.server, sending.project, sending.to, os.environ))
     if rung.text:
         click.echo(printable(f"({rung.text})"), err=True)
-
-
-def show_status(project: KnownProject, letter_id: str, to: str, *, as_json: bool) -> None:
-    """Print the state of a letter; raises `NotFound`, `InvalidRequest`, `UnsafeAddress`."""
-    letter = _find(project, letter_id, to) or _find_begun(project, letter_id, to)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(letter), indent=2))
-    else:
-        answer = f" by {letter.answer_id}" if letter.answer_id else ""
-        click.echo(f"{letter.state}{answer}")
 
 
 def _find(project: KnownProject, letter_id: str, to: str) -> LetterShown | None:
@@ -294,25 +293,6 @@ def _find_begun(project: KnownProject, beginning: str, to: str) -> LetterShown:
         f"no letter of this project has the id {printable(beginning)}",
         hint="`culm mail list` shows all letters",
     )
-
-
-def show_letters(project: KnownProject, agent: str, *, as_json: bool) -> None:
-    """Print all letters or those of one agent; raises `NotFound`, `InvalidRequest`."""
-    has_mailbox = agent != PERSON and not agent.startswith(EXTERNAL_PREFIX)
-    if agent and has_mailbox:
-        agent = check_recipient(project, agent)
-    letters = _letters_of(project, agent)
-    if as_json:
-        shown = [one.shown for one in letters]
-        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
-    elif letters:
-        now_s = LoopClock().now_s()
-        short = short_ids([one.shown.letter_id for one in letters])
-        names = short_ids([name for one in letters for name in (one.shown.from_, one.shown.to)])
-        rows = [_row(one, short, names, now_s) for one in letters]
-        click.echo("\n".join(table(LIST_HEAD, rows, output_width())))
-    else:
-        click.echo("no letters", err=True)
 
 
 def _letters_of(project: KnownProject, agent: str) -> list[UnreadLetter]:

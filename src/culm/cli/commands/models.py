@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import msgspec
 from msgspec import Struct
 
 from culm.cli.config_report import (
@@ -22,8 +21,8 @@ from culm.cli.config_report import (
     without_credentials,
 )
 from culm.cli.options import config_options
-from culm.cli.render.tables import columns, table
-from culm.cli.terminal.process import output_width
+from culm.cli.render.text import columns, table
+from culm.cli.terminal.process import output_width, print_json
 from culm.config import jsonc
 from culm.config.schema import ProviderFile
 from culm.errors import NotFound
@@ -40,11 +39,7 @@ from culm.wire.config import SelectedModel
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @config_options
 def models(
-    provider: str,
-    as_json: bool,  # noqa: FBT001 - click passes by name
-    directory: Path,
-    config_file: Path | None,
-    data_dir: Path | None,
+    provider: str, as_json: bool, directory: Path, config_file: Path | None, data_dir: Path | None
 ) -> None:
     """Show which models are usable, and why.
 
@@ -219,7 +214,7 @@ def show_models(report: ConfigReport, provider_id: str, *, as_json: bool) -> Non
     listing = listing_of(report)
     shown = get_row(listing, provider_id) if provider_id else listing
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
+        print_json(shown)
         return
     for notice in report.notices:
         click.echo(f"note: {printable(notice)}", err=True)

@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
-import msgspec
 from msgspec import Struct, field
 
 from culm.cli.names import short_ids
 from culm.cli.options import ServerTarget, at_server, json_option
-from culm.cli.render.tables import in_tree_order, table
-from culm.cli.render.text import age_text, head_of, size_text
+from culm.cli.render.text import age_text, head_of, in_tree_order, size_text, table
 from culm.cli.server import read_server, read_workspace
-from culm.cli.terminal.process import output_width
+from culm.cli.terminal.process import output_width, print_json
 from culm.client.http import Client, RequestRefused
 from culm.client.workspace import RemoteWorkspace
 from culm.clock import LoopClock
@@ -36,11 +34,7 @@ PROCESS_HEAD = ("pid", "kind", "age", "memory", "command")
 )
 @json_option
 @at_server
-def ps(
-    is_all: bool,  # noqa: FBT001 - click passes by name
-    as_json: bool,  # noqa: FBT001
-    where: ServerTarget,
-) -> None:
+def ps(is_all: bool, as_json: bool, where: ServerTarget) -> None:
     """Show active runs, agents and processes.
 
     Runs that have not ended come first, each with its state, the usage of it and all below it, and
@@ -54,7 +48,34 @@ def ps(
       culm ps --all
       culm ps --json
     """
-    show_work(where, is_all=is_all, as_json=as_json)
+    now_s = LoopClock().now_s()
+    if is_all:
+        everywhere = read_server(where, gather_all, {})
+        if as_json:
+            located = [
+                LocatedActivity(activity.runs, activity.agents, activity.processes, path)
+                for path, (activity, _) in everywhere.items()
+            ]
+            print_json(located)
+            return
+        busy = {path: seen for path, seen in everywhere.items() if seen[0]}
+        pieces = [
+            [printable(path), *lines_of(*seen, now_s, output_width())]
+            for path, seen in busy.items()
+        ]
+        lines = [line for piece in pieces for line in ("", *piece)][1:]
+    else:
+        activity, known = read_workspace(
+            where, gather, (WorkspaceActivity([], [], []), ActivityNames())
+        )
+        if as_json:
+            print_json(activity)
+            return
+        lines = lines_of(activity, known, now_s, output_width())
+    if lines:
+        click.echo("\n".join(lines))
+    else:
+        click.echo("no active runs", err=True)
 
 
 class WorkspaceActivity(Struct, frozen=True):
@@ -128,37 +149,6 @@ async def gather_all(client: Client) -> dict[str, Seen]:
             if exc.status != 404:  # Otherwise it has closed in the meantime.
                 raise
     return found
-
-
-def show_work(where: ServerTarget, *, is_all: bool, as_json: bool) -> None:
-    now_s = LoopClock().now_s()
-    if is_all:
-        everywhere = read_server(where, gather_all, {})
-        if as_json:
-            located = [
-                LocatedActivity(activity.runs, activity.agents, activity.processes, path)
-                for path, (activity, _) in everywhere.items()
-            ]
-            click.echo(msgspec.json.format(msgspec.json.encode(located), indent=2))
-            return
-        busy = {path: seen for path, seen in everywhere.items() if seen[0]}
-        pieces = [
-            [printable(path), *lines_of(*seen, now_s, output_width())]
-            for path, seen in busy.items()
-        ]
-        lines = [line for piece in pieces for line in ("", *piece)][1:]
-    else:
-        activity, known = read_workspace(
-            where, gather, (WorkspaceActivity([], [], []), ActivityNames())
-        )
-        if as_json:
-            click.echo(msgspec.json.format(msgspec.json.encode(activity), indent=2))
-            return
-        lines = lines_of(activity, known, now_s, output_width())
-    if lines:
-        click.echo("\n".join(lines))
-    else:
-        click.echo("no active runs", err=True)
 
 
 # --- as text

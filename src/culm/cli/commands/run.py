@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from culm.cli.options import ServerTarget, at_own_server, complete_session
-from culm.cli.prompt_options import limits_of, read_attachments
-from culm.cli.rules import approve_of
+from culm.cli.prompt_options import approve_of, limits_of, read_attachments
 from culm.cli.terminal.process import EXIT_CANCELED, is_terminal, require_output
 from culm.errors import InvalidRequest
 
@@ -93,16 +92,16 @@ def run(
     words: tuple[str, ...],
     model: str,
     role: str,
-    latest: bool,  # noqa: FBT001 - click passes by name
+    latest: bool,
     session: str,
     files: tuple[Path, ...],
     approve: tuple[str, ...],
     deny: tuple[str, ...],
     budget: tuple[str, ...],
     timeout: str,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
     output: "Output",
-    detach: bool,  # noqa: FBT001
+    detach: bool,
     where: ServerTarget,
 ) -> None:
     """Send a prompt to the agent and print the answer.

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from culm import __version__
+from culm.cli.options import DIRECTORY, FILE, tls_options
 from culm.cli.terminal.process import ECHO_S
 from culm.clock import LoopClock
 from culm.config.sources import read_user_file
@@ -42,12 +43,12 @@ FILES = 16_384  # For connections over both kinds of socket, and the databases.
 )
 @click.option(
     "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=DIRECTORY,
     help="Data directory. Default: $XDG_DATA_HOME/culm, or ~/.local/share/culm.",
 )
 @click.option(
     "--token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="File with the bearer token for TCP, created if missing. Default: token in the data "
     "directory.",
 )
@@ -59,12 +60,7 @@ FILES = 16_384  # For connections over both kinds of socket, and the databases.
     metavar="NAME",
     help="Additional name to accept in Host headers, for a proxy in front. May be repeated.",
 )
-@click.option(
-    "--tls-cert", type=click.Path(path_type=Path, dir_okay=False), help="TLS certificate (PEM)."
-)
-@click.option(
-    "--tls-key", type=click.Path(path_type=Path, dir_okay=False), help="TLS private key (PEM)."
-)
+@tls_options
 @click.option(
     "--insecure-plaintext-network",
     is_flag=True,
@@ -91,7 +87,7 @@ FILES = 16_384  # For connections over both kinds of socket, and the databases.
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="JSON file with models (docs/models.md) and settings (docs/settings.md); options "
     "override it. Default: $XDG_CONFIG_HOME/culm/culm.json, or ~/.config/culm/culm.json.",
 )
@@ -107,17 +103,17 @@ def serve(
     hosts: tuple[str, ...],
     data_dir: Path | None,
     token_file: Path | None,
-    no_auth: bool,  # noqa: FBT001 - click passes by name
+    no_auth: bool,
     allow_hosts: tuple[str, ...],
     tls_cert: Path | None,
     tls_key: Path | None,
-    insecure_plaintext_network: bool,  # noqa: FBT001
+    insecure_plaintext_network: bool,
     linger: float | None,
     create_grace: float | None,
     detach_grace: float | None,
     config_file: Path | None,
     log_level: str,
-    log_json: bool,  # noqa: FBT001
+    log_json: bool,
 ) -> None:
     """Run the server until it is idle, or until SIGTERM or SIGINT.
 

@@ -24,8 +24,7 @@ from culm.cli.options import (
     sessions_argument,
 )
 from culm.cli.render.call_lines import KnownTools, call_line
-from culm.cli.render.tables import fitted_table
-from culm.cli.render.text import ago_text, counted, head_of, without_controls
+from culm.cli.render.text import ago_text, counted, fitted_table, head_of, without_controls
 from culm.cli.render.transcript import GOOD_ENDS, markdown_of
 from culm.cli.server import visit
 from culm.cli.terminal.process import (
@@ -107,10 +106,7 @@ def sessions() -> None:
 @sessions.command("list")
 @json_option
 @at_own_server
-def list_(
-    as_json: bool,  # noqa: FBT001 - click passes by name
-    where: ServerTarget,
-) -> None:
+def list_(as_json: bool, where: ServerTarget) -> None:
     """List the sessions of this directory, the last changed first.
 
     Sessions of agents are not listed. "*" marks a busy session. The cost of a session includes its
@@ -121,18 +117,24 @@ def list_(
       culm sessions list
       culm sessions list --json
     """
-    list_sessions(where, as_json=as_json)
+    require_output()
+    found = visit(where, RemoteWorkspace.sessions)
+    if as_json:
+        print_json(found)
+    elif found:
+        rows = rows_of(found, LoopClock().now_s())
+        # On a narrow terminal the cost is dropped first.
+        lines = fitted_table(rows, output_width() or None, right=(3, 4), spare=(4, 3))
+        print_output("\n".join(lines) + "\n")
+    else:
+        click.echo("no sessions here; `culm run` starts one", err=True)
 
 
 @sessions.command()
 @session_argument
 @json_option
 @at_own_server
-def show(
-    session: str,
-    as_json: bool,  # noqa: FBT001 - click passes by name
-    where: ServerTarget,
-) -> None:
+def show(session: str, as_json: bool, where: ServerTarget) -> None:
     """Show a conversation, with one line per tool call and result.
 
     With --json, print one object with session, messages, runs, agents, queue and open asks, each as
@@ -143,7 +145,18 @@ def show(
       culm sessions show 68263f22
       culm sessions show 68263f22 --json
     """
-    show_session(where, session, as_json=as_json)
+    require_output()
+
+    async def read(workspace: RemoteWorkspace) -> tuple[SessionState, KnownTools]:
+        state = await get_state(workspace, await find_session(workspace, session))
+        return state, {tool.name: tool for tool in await workspace.tools()}
+
+    state, tools = visit(where, read)
+    if as_json:
+        print_json(state)
+    else:
+        for line in lines_of(state, LoopClock().now_s(), tools):
+            print_output(f"{line}\n")
 
 
 @sessions.command()
@@ -165,12 +178,7 @@ def rename(session: str, title: tuple[str, ...], where: ServerTarget) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @at_own_server
 @click.pass_context
-def delete(
-    ctx: click.Context,
-    sessions: tuple[str, ...],
-    yes: bool,  # noqa: FBT001 - click passes by name
-    where: ServerTarget,
-) -> None:
+def delete(ctx: click.Context, sessions: tuple[str, ...], yes: bool, where: ServerTarget) -> None:
     """Delete sessions with their messages, runs and agents.
 
     You are asked for confirmation; without a terminal, use --yes. A session that is busy or has a
@@ -209,8 +217,8 @@ def export(
     session: str,
     format_: Literal["markdown", "json"],
     file: Path | None,
-    agents: bool,  # noqa: FBT001 - click passes by name
-    force: bool,  # noqa: FBT001 - click passes by name
+    agents: bool,
+    force: bool,
     where: ServerTarget,
 ) -> None:
     """Export a conversation as Markdown or JSON.
@@ -223,24 +231,22 @@ def export(
       culm sessions export 68263f22 --agents -o talk.md
       culm sessions export 68263f22 --format json -o talk.json
     """
-    export_session(where, session, format_, file, agents=agents, force=force)
+    file = None if file == STDOUT else file
+    if file is None:
+        require_output()
+    else:
+        check_target(file, force=force)  # Before reading anything.
+    state = visit(where, lambda workspace: read_all(workspace, session, agents=agents))
+    with _shown_beside(file, state) as step:
+        pieces = _json_of(state) if format_ == "json" else _page_of(state, step)
+        if file is None:
+            for piece in pieces:
+                print_output(piece)
+        else:
+            write_whole(file, pieces, force=force)
 
 
 # --- listing
-
-
-def list_sessions(where: ServerTarget, *, as_json: bool) -> None:
-    require_output()
-    found = visit(where, RemoteWorkspace.sessions)
-    if as_json:
-        print_json(found)
-    elif found:
-        rows = rows_of(found, LoopClock().now_s())
-        # On a narrow terminal the cost is dropped first.
-        lines = fitted_table(rows, output_width() or None, right=(3, 4), spare=(4, 3))
-        print_output("\n".join(lines) + "\n")
-    else:
-        click.echo("no sessions here; `culm run` starts one", err=True)
 
 
 def rows_of(sessions: Sequence[Session], now_s: float) -> list[Sequence[str]]:
@@ -262,21 +268,6 @@ def rows_of(sessions: Sequence[Session], now_s: float) -> list[Sequence[str]]:
 
 
 # --- showing
-
-
-def show_session(where: ServerTarget, name: str, *, as_json: bool) -> None:
-    require_output()
-
-    async def read(workspace: RemoteWorkspace) -> tuple[SessionState, KnownTools]:
-        state = await get_state(workspace, await find_session(workspace, name))
-        return state, {tool.name: tool for tool in await workspace.tools()}
-
-    state, tools = visit(where, read)
-    if as_json:
-        print_json(state)
-    else:
-        for line in lines_of(state, LoopClock().now_s(), tools):
-            print_output(f"{line}\n")
 
 
 def lines_of(state: SessionState, now_s: float, tools: KnownTools) -> Iterator[str]:
@@ -450,25 +441,6 @@ async def find_session(workspace: RemoteWorkspace, text: str) -> SessionId:
 
 
 Format = Literal["markdown", "json"]
-
-
-def export_session(
-    where: ServerTarget, name: str, format_: Format, file: Path | None, *, agents: bool, force: bool
-) -> None:
-    """Raises `InvalidRequest` if the file cannot be written, and leaves nothing behind then."""
-    file = None if file == STDOUT else file
-    if file is None:
-        require_output()
-    else:
-        check_target(file, force=force)  # Before reading anything.
-    state = visit(where, lambda workspace: read_all(workspace, name, agents=agents))
-    with _shown_beside(file, state) as step:
-        pieces = _json_of(state) if format_ == "json" else _page_of(state, step)
-        if file is None:
-            for piece in pieces:
-                print_output(piece)
-        else:
-            write_whole(file, pieces, force=force)
 
 
 def _shown_beside(file: Path | None, state: SessionTreeState) -> AbstractContextManager[Step]:

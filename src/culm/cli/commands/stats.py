@@ -7,7 +7,7 @@ import click
 
 from culm.cli.names import short_ids
 from culm.cli.options import ServerTarget, at_own_server, json_option
-from culm.cli.render.tables import fitted_table
+from culm.cli.render.text import fitted_table
 from culm.cli.server import visit
 from culm.cli.terminal.process import output_width, print_json, print_output, require_output
 from culm.client.workspace import RemoteWorkspace
@@ -29,11 +29,7 @@ ESTIMATED = "~"  # Marks a number of tokens that no provider has counted.
 )
 @json_option
 @at_own_server
-def stats(
-    days: int,
-    as_json: bool,  # noqa: FBT001 - click passes by name
-    where: ServerTarget,
-) -> None:
+def stats(days: int, as_json: bool, where: ServerTarget) -> None:
     """Show runs, tokens and cost by model, day and session.
 
     Runs of agents are counted once, in the session that they worked for; only the costliest
@@ -46,10 +42,6 @@ def stats(
       culm stats --days 7
       culm stats --days 0 --json
     """
-    show_stats(where, days, as_json=as_json)
-
-
-def show_stats(where: ServerTarget, days: int, *, as_json: bool) -> None:
     require_output()
 
     async def read(workspace: RemoteWorkspace) -> Stats:

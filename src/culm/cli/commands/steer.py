@@ -37,21 +37,6 @@ def steer(name: str, words: tuple[str, ...], where: ServerTarget) -> None:
     """
     if not words and (sys.stdin is None or sys.stdin.isatty()):
         raise click.UsageError("TEXT is missing", click.get_current_context())
-    steer_target(where, name, words)
-
-
-class NothingToSteer(Failed):
-    """No run is active there, so nothing would read the message."""
-
-    code = "nothing_runs"
-
-    def __init__(self, label: str, instead: str) -> None:
-        hint = f"give it more to do with {instead} TEXT"
-        super().__init__(printable(f"no active run in {label}"), hint=printable(hint))
-
-
-def steer_target(where: ServerTarget, name: str, words: tuple[str, ...]) -> None:
-    """Send a message, print its reader; raises `NotFound`, `InvalidRequest`, `NothingToSteer`."""
     text = read_text(words or ("-",), LETTER_BYTES_MAX)
 
     async def say(workspace: RemoteWorkspace) -> str:
@@ -63,6 +48,16 @@ def steer_target(where: ServerTarget, name: str, words: tuple[str, ...]) -> None
         hint = "choose another directory with --dir; `culm ps --all` lists all active runs"
         raise NotFound(f"no active runs in {printable(str(where.directory))}", hint=hint)
     click.echo(printable(f"{reader} reads it before its next step"), err=True)
+
+
+class NothingToSteer(Failed):
+    """No run is active there, so nothing would read the message."""
+
+    code = "nothing_runs"
+
+    def __init__(self, label: str, instead: str) -> None:
+        hint = f"give it more to do with {instead} TEXT"
+        super().__init__(printable(f"no active run in {label}"), hint=printable(hint))
 
 
 async def _steer(

@@ -52,7 +52,21 @@ def stop(names: tuple[str, ...], where: ServerTarget) -> None:
       culm stop 1d9c6a52
       culm stop 1d9c6a52 68263f22
     """
-    sys.exit(stop_all(where, names))
+
+    async def stop_all(workspace: RemoteWorkspace) -> tuple[list[StopOutcome], list[str]]:
+        targets = await all_targets(workspace)
+        # Nothing is stopped if one of them is not found.
+        wanted = dict.fromkeys(targets.get(name) for name in names)
+        outcomes = [outcome for one in wanted for outcome in await _stop(workspace, targets, one)]
+        return outcomes, await _behind(workspace, [one.id for one in wanted if one.kind == "run"])
+
+    found = read_workspace(where, stop_all, None)
+    if found is None:
+        raise NotFound(f"no active runs in {printable(str(where.directory))}", hint=_ELSEWHERE)
+    outcomes, notes = found
+    for line in (*(outcome.line() for outcome in outcomes), *notes):
+        click.echo(line, err=True)
+    sys.exit(EXIT_FAILED if any(outcome.result in _FAILED for outcome in outcomes) else 0)
 
 
 class StopOutcome(NamedTuple):
@@ -67,27 +81,6 @@ class StopOutcome(NamedTuple):
         left = ", ".join(map(str, self.pids))
         more = f"; left: pid {left}" if left else f" ({self.why})" if self.why else ""
         return printable(f"{self.label}: {_TEXTS[self.result]}{more}")
-
-
-def stop_all(where: ServerTarget, names: Sequence[str]) -> int:
-    """Stop each target with everything below it; returns the exit status.
-
-    Nothing is stopped if one of them is not found; raises `NotFound`, `InvalidRequest`.
-    """
-
-    async def stop(workspace: RemoteWorkspace) -> tuple[list[StopOutcome], list[str]]:
-        targets = await all_targets(workspace)
-        wanted = dict.fromkeys(targets.get(name) for name in names)
-        outcomes = [outcome for one in wanted for outcome in await _stop(workspace, targets, one)]
-        return outcomes, await _behind(workspace, [one.id for one in wanted if one.kind == "run"])
-
-    found = read_workspace(where, stop, None)
-    if found is None:
-        raise NotFound(f"no active runs in {printable(str(where.directory))}", hint=_ELSEWHERE)
-    outcomes, notes = found
-    for line in (*(outcome.line() for outcome in outcomes), *notes):
-        click.echo(line, err=True)
-    return EXIT_FAILED if any(outcome.result in _FAILED for outcome in outcomes) else 0
 
 
 async def _stop(

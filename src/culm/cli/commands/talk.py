@@ -17,8 +17,7 @@ from culm.cli.names import find_session, short_ids
 from culm.cli.options import ServerTarget
 from culm.cli.prompt_options import choose_model, read_attachments
 from culm.cli.render.renderers import TextRenderer
-from culm.cli.render.tables import columns
-from culm.cli.render.text import head_of, without_controls
+from culm.cli.render.text import columns, head_of, without_controls
 from culm.cli.server import describe_error
 from culm.cli.terminal.approval_prompt import TerminalInput
 from culm.cli.terminal.line_editor import (

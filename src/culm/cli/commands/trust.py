@@ -21,8 +21,7 @@ from culm.cli.config_report import (
     untrusted_parts,
 )
 from culm.cli.options import user_config_options
-from culm.cli.render.tables import columns
-from culm.cli.render.text import cut
+from culm.cli.render.text import columns, cut
 from culm.cli.terminal.process import EXIT_FAILED
 from culm.config import jsonc
 from culm.config.checking import Document, key_of
@@ -48,9 +47,9 @@ LINES_MAX = 200  # Per file.
 @user_config_options
 def trust(
     directory: Path,
-    yes: bool,  # noqa: FBT001
-    list_all: bool,  # noqa: FBT001
-    revoke: bool,  # noqa: FBT001
+    yes: bool,
+    list_all: bool,
+    revoke: bool,
     config_file: Path | None,
     data_dir: Path | None,
 ) -> None:

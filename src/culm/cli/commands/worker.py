@@ -18,7 +18,7 @@ CAPABILITIES = '{"provision_version":2,"capabilities":["typed_read_only_tool_pol
 @click.option(
     "--print-capabilities", is_flag=True, help="Print the capabilities of this worker and exit."
 )
-def worker(no_auth: bool, print_capabilities: bool) -> None:  # noqa: FBT001 - click passes by name
+def worker(no_auth: bool, print_capabilities: bool) -> None:
     """Run a worker for a provision read from stdin.
 
     The worker serves the executor of the provision on a loopback WebSocket. A server starts workers

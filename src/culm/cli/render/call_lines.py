@@ -12,8 +12,8 @@ from typing import cast
 import msgspec
 from msgspec import Struct
 
+from culm.cli.prompt_options import arguments_of, rule_for
 from culm.cli.render.text import HEAD_CHARS, head_of
-from culm.cli.rules import arguments_of, rule_for
 from culm.wire.asks import AskChanged
 from culm.wire.codec import Json, printable
 from culm.wire.messages import ToolCall, ToolResult

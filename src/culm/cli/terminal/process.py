@@ -147,10 +147,10 @@ def print_output(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Write indented JSON to stdout; raises `CannotWrite`."""
+    """Write indented JSON to stdout, as bytes: JSON is UTF-8, whatever the encoding there."""
     import msgspec  # Most commands do not need it to start.
 
-    print_output(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
 def write_note(text: str) -> None:
