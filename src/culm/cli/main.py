@@ -18,7 +18,7 @@ from culm.cli.terminal.process import (
     close_output,
     is_terminal,
     replace_closed_streams,
-    write_note,
+    report_error,
 )
 from culm.errors import AppError, InvalidRequest, NoServer, NotFound
 
@@ -111,14 +111,14 @@ def main() -> None:
     try:
         sys.exit(culm.main(prog_name="culm", standalone_mode=False))
     except AppError as exc:
-        _report(exc.message, exc.hint)
+        report_error(exc.message, exc.hint)
         sys.exit(status_of(exc))
     except click.UsageError as exc:
         about = exc.ctx.command_path if exc.ctx is not None else "culm"
-        _report(" ".join(exc.format_message().split()), f"see `{about} --help`")
+        report_error(" ".join(exc.format_message().split()), f"see `{about} --help`")
         sys.exit(exc.exit_code)
     except click.ClickException as exc:
-        _report(exc.format_message())
+        report_error(exc.format_message())
         sys.exit(exc.exit_code)
     except click.Abort:
         sys.exit(EXIT_INTERRUPTED)
@@ -139,9 +139,3 @@ def status_of(exc: AppError) -> int:
             return EXIT_NO_SERVER
         case _:
             return EXIT_FAILED
-
-
-def _report(message: str, hint: str = "") -> None:
-    write_note(f"culm: {message}")
-    if hint:
-        write_note(f"hint: {hint}")

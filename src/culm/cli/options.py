@@ -133,13 +133,14 @@ def make_target(
     return ServerTarget(directory.resolve(), server, token_file)
 
 
-def _host_option(text: str) -> Callable[[Command], Command]:
+def host_option(text: str) -> Callable[[Command], Command]:
+    """Add the option that selects a server by its address."""
     return click.option("--host", envvar="CULM_HOST", metavar="URL", help=text)
 
 
 def at_server(command: Command) -> Command:
     """Add the options that select a workspace of a running server; passes it as `where`."""
-    host = _host_option("Server address, as for `culm run`; no server is started.")
+    host = host_option("Server address, as for `culm run`; no server is started.")
 
     @functools.wraps(command)
     def run(
@@ -152,7 +153,7 @@ def at_server(command: Command) -> Command:
 
 def at_own_server(command: Command) -> Command:
     """Like `at_server`, for commands that start a server if none is running."""
-    host = _host_option(
+    host = host_option(
         "Server address: unix:///path, tcp://host:port or https://host:port. Default: $CULM_HOST, "
         "or the per-user socket."
     )

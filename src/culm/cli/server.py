@@ -67,18 +67,11 @@ def run_described(work: Coroutine[None, None, T], url: str) -> T:
         raise describe_error(exc, url) from exc
 
 
-def first_of(exc: Exception) -> Exception:
-    """The first error of a group."""
-    while isinstance(exc, ExceptionGroup):
-        exc = cast("ExceptionGroup[Exception]", exc).exceptions[
-            0
-        ]  # `isinstance` cannot narrow the type argument.
-    return exc
-
-
 def describe_error(exc: Exception, url: str) -> Exception:
-    """The error to report for a failed request."""
-    exc = first_of(exc)
+    """The error to report for a failed request; of a group, the first one counts."""
+    while isinstance(exc, ExceptionGroup):
+        # `isinstance` cannot narrow the type argument.
+        exc = cast("ExceptionGroup[Exception]", exc).exceptions[0]
     if isinstance(exc, RequestRefused) and exc.status != 401:
         return Failed(exc.message, hint=exc.hint)
     if isinstance(exc, MsgspecError):

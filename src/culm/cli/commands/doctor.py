@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from culm import __version__
-from culm.cli.options import json_option, project_options
+from culm.cli.options import host_option, json_option, project_options
 from culm.cli.projects import (
     ASK_S_MAX,
     KnownProject,
@@ -104,12 +104,7 @@ class DoctorFinding(Struct, frozen=True):
 )
 @click.option("--all", "is_all", is_flag=True, help="Check every project that was ever opened.")
 @json_option
-@click.option(
-    "--host",
-    envvar="CULM_HOST",
-    metavar="URL",
-    help="Server to check, as for `culm run`; no server is started.",
-)
+@host_option("Server to check, as for `culm run`; no server is started.")
 @project_options
 def doctor(
     rebuilds: bool,
@@ -203,19 +198,19 @@ def examine_project(
         on_step(0)
 
     name = str(project.path)
-    notes: dict[Part, str] = {}
+    repaired = ""
     try:
         found = examine(project.database, at_work)
         is_wrong = bool(found.problems or found.wrong or found.circular)
         if rebuilds and found.is_current and is_wrong:
-            notes["agents"] = _done(repair(project.database, int(LoopClock().now_s()), at_work))
+            repaired = _done(repair(project.database, int(LoopClock().now_s()), at_work))
             found = examine(project.database, at_work)
     except AppError as exc:
-        damaged = DoctorFinding(name, "database", is_ok=False, text=exc.message, hint=_REPLACED)
+        damaged = wrong("database", exc.message, _REPLACED, name)
         return [damaged, _mailboxes(name, project.mailboxes)]
     return [
         _database(name, found),
-        _agents(name, found, notes.get("agents", "")),
+        _agents(name, found, repaired),
         _mailboxes(name, project.mailboxes),
         _worktrees(name, project.worktrees, found),
     ]
@@ -230,55 +225,52 @@ def _done(repaired: RepairReport) -> str:
 
 def _database(name: str, found: DatabaseReport) -> DoctorFinding:
     if found.problems:
-        text = f"damaged: {printable('; '.join(found.problems))}"
-        return DoctorFinding(name, "database", is_ok=False, text=text, hint=_REBUILD)
+        return wrong("database", f"damaged: {'; '.join(found.problems)}", _REBUILD, name)
     if not found.is_current:
         text = f"schema {found.schema} is not the schema of this culm"
         hint = "upgrade culm for a newer schema; a server migrates an older one when it opens it"
-        return DoctorFinding(name, "database", is_ok=False, text=text, hint=hint)
-    return DoctorFinding(name, "database", is_ok=True, text=f"schema {found.schema}")
+        return wrong("database", text, hint, name)
+    return ok("database", f"schema {found.schema}", name)
 
 
-def _agents(name: str, found: DatabaseReport, note: str) -> DoctorFinding:
+def _agents(name: str, found: DatabaseReport, repaired: str) -> DoctorFinding:
     if found.circular:
         circular = counted(len(found.circular), "is its own ancestor", "are their own ancestors")
-        text = f"{circular}: {_some(found.circular)}"
-        return DoctorFinding(name, "agents", is_ok=False, text=text + note, hint=_REBUILD)
+        return wrong("agents", f"{circular}: {_some(found.circular)}{repaired}", _REBUILD, name)
     if found.problems or not found.is_current:
-        return DoctorFinding(name, "agents", is_ok=False, text="not checked: see the database")
+        return wrong("agents", "not checked: see the database", project=name)
     if found.wrong:
         rows = counted(found.wrong, "row has", "rows have")
-        text = f"{rows} sums or paths that do not match the other rows"
-        return DoctorFinding(name, "agents", is_ok=False, text=text + note, hint=_REBUILD)
-    text = counted(found.agents, "agent", "agents")
-    return DoctorFinding(name, "agents", is_ok=True, text=text + note)
+        text = f"{rows} sums or paths that do not match the other rows{repaired}"
+        return wrong("agents", text, _REBUILD, name)
+    return ok("agents", counted(found.agents, "agent", "agents") + repaired, name)
 
 
 def _mailboxes(name: str, mailboxes: Path) -> DoctorFinding:
     try:
         boxes = [summarize_mailbox(mailboxes, address) for address in addresses_in(mailboxes)]
     except AppError as exc:
-        return DoctorFinding(name, "mailboxes", is_ok=False, text=exc.message, hint=exc.hint)
+        return wrong("mailboxes", exc.message, exc.hint, name)
     left = [box.address for box in boxes if _is_left(mailboxes, box)]
     unsafe = [box.problem for box in boxes if box.problem]
     waiting = counted(sum(box.waiting for box in boxes), "letter waits", "letters wait")
     # Dead letters are kept for people to read, so they are not a problem.
     dead = counted(sum(box.dead for box in boxes), "is dead", "are dead")
     parts = [str(len(boxes)), waiting, dead]
-    wrong: list[str] = []
+    problems: list[str] = []
     hint = ""
     if corrupt := sum(box.corrupt for box in boxes):
-        wrong.append(f"{corrupt} cannot be read")
+        problems.append(f"{corrupt} cannot be read")
         hint = f"inspect and remove the files in {mailboxes}/*/corrupt"
     if left:
         behind = counted(len(left), "was left behind", "were left behind")
-        wrong.append(f"{behind} by `culm mail ask`")
+        problems.append(f"{behind} by `culm mail ask`")
         hint = f"remove {mailboxes / left[0]}" + (" and the others" if len(left) > 1 else "")
     if unsafe:
-        wrong.append(f"{len(unsafe)} cannot be used: {_some(unsafe)}")
+        problems.append(f"{len(unsafe)} cannot be used: {_some(unsafe)}")
         hint = "its directories must not be links, and only you may own and write them"
-    text = printable(", ".join(parts + wrong))
-    return DoctorFinding(name, "mailboxes", is_ok=not wrong, text=text, hint=printable(hint))
+    text = ", ".join(parts + problems)
+    return wrong("mailboxes", text, hint, name) if problems else ok("mailboxes", text, name)
 
 
 def _is_left(mailboxes: Path, box: MailboxSummary) -> bool:
@@ -302,8 +294,8 @@ def _worktrees(name: str, worktrees: Path, found: DatabaseReport) -> DoctorFindi
         # Git does not know a worktree that was being created when its server was killed.
         how = "git worktree remove" if (first / ".git").exists() else "rm -r"
         hint = f"check its content, then: {how} {first}"
-        return DoctorFinding(name, "worktrees", is_ok=False, text=text, hint=printable(hint))
-    return DoctorFinding(name, "worktrees", is_ok=True, text=str(len(there)))
+        return wrong("worktrees", text, hint, name)
+    return ok("worktrees", str(len(there)), name)
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -341,9 +333,9 @@ def locked(root: Path) -> Generator[None]:
 # --- the machine
 
 
-def ok(part: Part, text: str) -> DoctorFinding:
-    """A finding about the machine, as are the next two."""
-    return DoctorFinding("", part, is_ok=True, text=printable(text))
+def ok(part: Part, text: str, project: str = "") -> DoctorFinding:
+    """A finding about the machine or a project, as are the next two."""
+    return DoctorFinding(project, part, is_ok=True, text=printable(text))
 
 
 def note(part: Part, text: str, hint: str) -> DoctorFinding:
@@ -352,8 +344,8 @@ def note(part: Part, text: str, hint: str) -> DoctorFinding:
     )
 
 
-def wrong(part: Part, text: str, hint: str) -> DoctorFinding:
-    return DoctorFinding("", part, is_ok=False, text=printable(text), hint=printable(hint))
+def wrong(part: Part, text: str, hint: str = "", project: str = "") -> DoctorFinding:
+    return DoctorFinding(project, part, is_ok=False, text=printable(text), hint=printable(hint))
 
 
 def lines_of(findings: Sequence[DoctorFinding]) -> Generator[str]:

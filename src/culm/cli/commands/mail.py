@@ -19,7 +19,7 @@ import msgspec
 
 from culm.cli.groups import CommandGroup
 from culm.cli.names import NEAREST_MAX, short_ids
-from culm.cli.options import json_option, project_options
+from culm.cli.options import host_option, json_option, project_options
 from culm.cli.projects import (
     ASK_S_MAX,
     NO_SERVER,
@@ -72,12 +72,7 @@ from culm.wire.codec import printable
 ASK_S = 600  # A turn with a few calls takes minutes.
 LIST_HEAD = ("letter", "kind", "from", "to", "state", "age", "text")
 _TO_HELP = "Agent or session: its id, the beginning of it, or its title. See `culm agents`."
-host_option = click.option(
-    "--host",
-    envvar="CULM_HOST",
-    metavar="URL",
-    help="Server to notify, as for `culm run`; no server is started.",
-)
+_server_option = host_option("Server to notify, as for `culm run`; no server is started.")
 
 
 def _project(directory: Path, data_dir: Path | None) -> KnownProject:
@@ -120,7 +115,7 @@ def mail() -> None:
     metavar="SECONDS",
     help="Time until an unread letter expires.",
 )
-@host_option
+@_server_option
 @project_options
 def send(
     words: tuple[str, ...],
@@ -162,7 +157,7 @@ def send(
     help="Time to wait for the answer.",
 )
 @json_option
-@host_option
+@_server_option
 @project_options
 def ask(
     words: tuple[str, ...],

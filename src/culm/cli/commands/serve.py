@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from culm import __version__
-from culm.cli.options import DIRECTORY, FILE, tls_options
+from culm.cli.options import DIRECTORY, FILE, Command, tls_options
 from culm.cli.terminal.process import ECHO_S
 from culm.clock import LoopClock
 from culm.config.sources import read_user_file
@@ -30,6 +30,10 @@ from culm.settings import (
 
 log = logging.getLogger(__name__)
 FILES = 16_384  # For connections over both kinds of socket, and the databases.
+
+
+def _seconds_option(name: str, text: str) -> Callable[[Command], Command]:
+    return click.option(name, type=click.FloatRange(min=0), metavar="S", help=text)
 
 
 @click.command()
@@ -66,24 +70,11 @@ FILES = 16_384  # For connections over both kinds of socket, and the databases.
     is_flag=True,
     help="Listen beyond loopback without TLS. Anybody on the network can read the traffic.",
 )
-@click.option(
-    "--linger",
-    type=click.FloatRange(min=0),
-    metavar="S",
-    help="Seconds to keep running after the last workspace closed. Default: 60.",
+@_seconds_option(
+    "--linger", "Seconds to keep running after the last workspace closed. Default: 60."
 )
-@click.option(
-    "--create-grace",
-    type=click.FloatRange(min=0),
-    metavar="S",
-    help="Seconds for a client to open its event stream. Default: 30.",
-)
-@click.option(
-    "--detach-grace",
-    type=click.FloatRange(min=0),
-    metavar="S",
-    help="Seconds for a disconnected client to reconnect. Default: 10.",
-)
+@_seconds_option("--create-grace", "Seconds for a client to open its event stream. Default: 30.")
+@_seconds_option("--detach-grace", "Seconds for a disconnected client to reconnect. Default: 10.")
 @click.option(
     "--config",
     "config_file",

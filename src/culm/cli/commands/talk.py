@@ -27,7 +27,13 @@ from culm.cli.terminal.line_editor import (
     parse_line,
     parse_prompt,
 )
-from culm.cli.terminal.process import CannotWrite, cancelling, close_output, write_note
+from culm.cli.terminal.process import (
+    CannotWrite,
+    cancelling,
+    close_output,
+    report_error,
+    write_note,
+)
 from culm.cli.terminal.status_area import find_status_area
 from culm.client.blocking import Portal, open_portal
 from culm.client.connection import open_connected
@@ -137,9 +143,7 @@ class Conversation:
             error = describe_error(exc, self.where.server.url)
             if not isinstance(error, AppError):
                 raise error from exc
-            write_note(f"culm: {error.message}")
-            if error.hint:
-                write_note(f"hint: {error.hint}")
+            report_error(error.message, error.hint)
 
     def _do(self, line: TypedLine) -> None:
         if line.kind not in ("nothing", "help", "new"):

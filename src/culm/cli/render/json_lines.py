@@ -10,8 +10,7 @@ from typing import Any, Union
 import msgspec
 from msgspec import Struct
 
-from culm.cli.render.renderers import note_line
-from culm.cli.terminal.process import run_status, write
+from culm.cli.terminal.process import run_status, write, write_note
 from culm.ids import MessageId
 from culm.wire.agents import Agent
 from culm.wire.asks import AskChanged
@@ -203,19 +202,7 @@ class JsonRenderer:
         return JsonRenderer(agent)
 
     def started(self, agent: Agent) -> None:
-        write_line(
-            StartedLine(
-                agent_id=agent.agent_id,
-                session_id=agent.session_id,
-                parent_id=agent.parent_id,
-                name=agent.name,
-                role=agent.role,
-                provider=agent.provider,
-                model=agent.model,
-                depth=agent.depth,
-                run_id=agent.run_id,
-            )
-        )
+        write_line(msgspec.convert(agent, StartedLine, from_attributes=True))
 
     def ended(self, agent: Agent) -> None:
         write_line(
@@ -268,7 +255,7 @@ class JsonRenderer:
         self._write(ResultLine(result.tool_call_id, result.is_error, result.content))
 
     def note(self, text: str) -> None:
-        note_line(text)
+        write_note(text)
 
     def end(self, run: Run, text: str, agents: int = 0) -> None:
         write_line(end_line(run, text, agents))

@@ -21,7 +21,7 @@ from culm.cli.render.text import (
     used_text,
     without_controls,
 )
-from culm.cli.terminal.process import ending_text, print_output, write
+from culm.cli.terminal.process import ending_text, print_output, write, write_note
 from culm.cli.terminal.status_area import RunStatus, StatusArea
 from culm.ids import MessageId
 from culm.wire.agents import Agent
@@ -207,7 +207,7 @@ class TextRenderer(CallNotes):
 
     def note(self, text: str) -> None:
         self.end_line()
-        note_line(text)
+        write_note(text)
 
     def prompt(self, text: str) -> None:
         """Ask for a line; the next note comes below it, with or without an answer."""
@@ -226,9 +226,9 @@ class TextRenderer(CallNotes):
         held = list(self._held)
         self._held.clear()
         if len(held) == HELD_LINES_MAX:
-            note_line("(earlier lines of agents are left out)")
+            write_note("(earlier lines of agents are left out)")
         for line in held:
-            note_line(line)
+            write_note(line)
 
     def agent(self, agent: Agent) -> AgentLines:
         above = self._paths.get(agent.parent_id, ())
@@ -274,12 +274,3 @@ class TextRenderer(CallNotes):
         if self._in_line:
             write(sys.stdout, "\n")
             self._in_line = False
-
-
-def note_line(text: str) -> None:
-    """Print a note on stderr, without control characters of files, models or providers."""
-    lines = "\n".join(map(printable, text.split("\n")))
-    try:
-        write(sys.stderr, f"{lines}\n")
-    except UnicodeEncodeError:
-        write(sys.stderr, lines.encode("ascii", "backslashreplace").decode() + "\n")

@@ -154,10 +154,23 @@ def print_json(value: object) -> None:
 
 
 def write_note(text: str) -> None:
-    """Print a note on stderr, without control characters of a file, a model or a server."""
+    """Print a note on stderr, without control characters of a file, a model or a server.
+
+    Raises `CannotWrite`.
+    """
     from culm.wire.codec import printable  # Commands without notes need not import it.
 
-    click.echo("\n".join(map(printable, text.split("\n"))), err=True)
+    lines = "\n".join(map(printable, text.split("\n")))
+    try:
+        write(sys.stderr, f"{lines}\n")
+    except UnicodeEncodeError:
+        write(sys.stderr, lines.encode("ascii", "backslashreplace").decode() + "\n")
+
+
+def report_error(message: str, hint: str = "") -> None:
+    write_note(f"culm: {message}")
+    if hint:
+        write_note(f"hint: {hint}")
 
 
 def close_output(exc: CannotWrite, consequence: str = "") -> int:
