@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
+import click
+
 from culm.clock import LoopClock
 from culm.config import jsonc
 from culm.config.checking import ConfigProblem, Document
@@ -34,13 +36,24 @@ from culm.errors import Failed, InvalidRequest
 from culm.model.choice import ModelConfig, layers_of, merged_config
 from culm.model.local_servers import OFFLINE, FoundProviders, LocalServers, find_local_servers
 from culm.settings import default_config_file, default_data_dir
-from culm.wire.codec import Json, folded
+from culm.wire.codec import Json, folded, printable
 from culm.wire.config import ModelType
 from culm.workspace.roots import project_folder
 
 TRIES = 5  # A file may be in the middle of a change; five in a row are not an accident.
 ANY = "any"  # A placeholder for a model where only its provider matters.
 ROLES: tuple[ModelType, ...] = ("large", "small")
+SECRET = "[secret]"
+# Fields that only the provider may see.
+KEY_FIELDS = frozenset(
+    {"api_key", "oauth", "oauth_client_secret", "oauth_token", "extra_headers", "headers"}
+)
+# Further fields that may contain a key.
+SECRET_FIELDS = KEY_FIELDS | {"args", "env", "extra_body", "provider_options"}
+# A default (`${NAME:-…}`) is a literal, so such a text is not a mere reference.
+_REFERENCE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\}|\((?:[^()]|\([^()]*\))*\))", re.ASCII)
+_SCHEMES = ("", "Bearer ", "Basic ", "Token ")  # Before a reference, in a header.
+_CREDENTIALS = re.compile(r"(?<=//)[^/?#\s]*@|\?[^#\s]+")  # In a URL.
 
 
 # These classes have no `repr`, because they hold keys.
@@ -136,6 +149,12 @@ class ConfigReport:
 def read_report(directory: Path, config_file: Path | None, data_dir: Path | None) -> ConfigReport:
     """Read the configuration, for a command; raises `AppError`."""
     return asyncio.run(read_location(current_location(directory, config_file, data_dir)))
+
+
+def show_notices(report: ConfigReport) -> None:
+    """Print the problems that a server would log."""
+    for notice in report.notices:
+        click.echo(f"note: {printable(notice)}", err=True)
 
 
 async def read_location(location: ConfigLocation) -> ConfigReport:
@@ -240,21 +259,6 @@ def models_of(reading: ConfigReport) -> ModelConfig:
 
 
 # --- secrets
-
-
-SECRET = "[secret]"
-
-# Fields that only the provider may see.
-KEY_FIELDS = frozenset(
-    {"api_key", "oauth", "oauth_client_secret", "oauth_token", "extra_headers", "headers"}
-)
-# Further fields that may contain a key.
-SECRET_FIELDS = KEY_FIELDS | {"args", "env", "extra_body", "provider_options"}
-
-# A default (`${NAME:-…}`) is a literal, so such a text is not a mere reference.
-_REFERENCE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\}|\((?:[^()]|\([^()]*\))*\))", re.ASCII)
-_SCHEMES = ("", "Bearer ", "Basic ", "Token ")  # Before a reference, in a header.
-_CREDENTIALS = re.compile(r"(?<=//)[^/?#\s]*@|\?[^#\s]+")  # In a URL.
 
 
 def without_secrets(value: Json, path: jsonc.Path = ()) -> Json:

@@ -58,6 +58,7 @@ from culm.wire.runs import Attachment, Limits, Run
 from culm.wire.tools import ToolInfo
 
 CANCEL_S = 10.0  # The server itself gives up on a run that does not stop within 5 s.
+CONNECT_S = 10.0  # For the event stream of a server that has just answered.
 
 Output = Literal["text", "json", "markdown", "lines"]  # `lines`: one JSON object per event.
 OnInterrupt = Literal["cancel", "leave"]
@@ -293,9 +294,6 @@ class SessionFollower:
 
 
 # --- a prompt
-
-
-CONNECT_S = 10.0  # For the event stream of a server that has just answered.
 
 
 @dataclass(frozen=True, slots=True)

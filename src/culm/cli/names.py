@@ -20,6 +20,7 @@ Kind = Literal["session", "run", "agent"]
 
 SHORT_CHARS = 8  # The length in tables; more where that is ambiguous.
 NEAREST_MAX = 5
+BEGUN = ("active", "waiting")  # States of runs that can be steered.
 
 
 async def find_session(workspace: RemoteWorkspace, text: str) -> SessionId:
@@ -121,9 +122,6 @@ def _shown(some: Sequence[NamedItem], known: Sequence[NamedItem]) -> str:
 
 
 # --- targets of stop and steer
-
-
-BEGUN = ("active", "waiting")  # States of runs that can be steered.
 
 
 class NamedTargets(NamedTuple):

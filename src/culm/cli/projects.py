@@ -51,6 +51,11 @@ from culm.wire.codec import printable
 from culm.workspace.roots import project_folder, read_workspaces
 
 T = TypeVar("T")
+ASK_S_MAX = 86400  # The longest wait; `culm doctor` reports older mailboxes.
+RING_S = 5.0  # The letter is safe, so a server that hangs is not worth a longer wait.
+_WAITING = (Subfolder.NEW, Subfolder.CUR)
+# In the direction in which letters move, so that a moving letter is not missed.
+_PARTS = (*_WAITING, Subfolder.DEAD, Subfolder.CORRUPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +165,6 @@ def _recipients(connection: Connection) -> list[NamedItem]:
 
 
 # --- mailboxes
-
-
-ASK_S_MAX = 86400  # The longest wait; `culm doctor` reports older mailboxes.
-RING_S = 5.0  # The letter is safe, so a server that hangs is not worth a longer wait.
-_WAITING = (Subfolder.NEW, Subfolder.CUR)
-# In the direction in which letters move, so that a moving letter is not missed.
-_PARTS = (*_WAITING, Subfolder.DEAD, Subfolder.CORRUPT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ _STEPS = re.compile(r"(\d+)\s*steps?", re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?", re.IGNORECASE)
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
+_PLAIN = re.compile(r"[\w./=:,@%+ -]{1,200}")  # Neither quotes nor operators nor patterns.
+SPELLING = "TOOL, bash:COMMAND or TOOL:PATHS, as in edit, 'bash:git push *', 'write:docs/**'"
+MODES = ("ask", "auto", "deny")
 
 
 def choose_model(text: str, providers: Mapping[str, ProviderConfig]) -> SelectedModel:
@@ -154,10 +157,6 @@ def read_text(words: Sequence[str], bytes_max: int) -> str:
 # --- permission rules
 
 
-_PLAIN = re.compile(r"[\w./=:,@%+ -]{1,200}")  # Neither quotes nor operators nor patterns.
-SPELLING = "TOOL, bash:COMMAND or TOOL:PATHS, as in edit, 'bash:git push *', 'write:docs/**'"
-
-
 def parse_rule(text: str, decision: Decision) -> CallerRule:
     """Parse one rule; raises `InvalidRequest`."""
     tool, colon, pattern = (piece.strip() for piece in text.partition(":"))
@@ -166,9 +165,6 @@ def parse_rule(text: str, decision: Decision) -> CallerRule:
     if len(text) > PATTERN_CHARS_MAX:
         raise InvalidRequest(f"a rule may have at most {PATTERN_CHARS_MAX} characters")
     return CallerRule(decision, tool=tool, match=pattern)
-
-
-MODES = ("ask", "auto", "deny")
 
 
 def approve_of(approve: Sequence[str], deny: Sequence[str]) -> CallerApprove | None:

@@ -12,7 +12,8 @@ from culm.client.connection import no_server_error, open_connected
 from culm.client.http import Client, RequestRefused, open_client
 from culm.client.launch import find_token, is_listening
 from culm.client.workspace import RemoteWorkspace
-from culm.errors import Failed, NoServer
+from culm.errors import Failed, NoServer, NotFound
+from culm.wire.codec import printable
 
 T = TypeVar("T")
 
@@ -44,6 +45,17 @@ def read_workspace(
         return none if workspace is None else await do(workspace)
 
     return read_server(where, find, none)
+
+
+def use_workspace(
+    where: ServerTarget, do: Callable[[RemoteWorkspace], Awaitable[T]], wanted: str
+) -> T:
+    """Run `do` in the workspace; raises `NotFound` if no server has it open."""
+    found = read_workspace(where, do, None)
+    if found is None:
+        hint = "choose another directory with --dir; `culm ps --all` lists all active runs"
+        raise NotFound(f"no {wanted} in {printable(str(where.directory))}", hint=hint)
+    return found
 
 
 def read_server(where: ServerTarget, do: Callable[[Client], Awaitable[T]], none: T) -> T:

@@ -5,7 +5,7 @@ They join no workspace and start no server; without a server nothing is asked.
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar, cast
+from typing import Literal, NamedTuple, cast
 
 import click
 
@@ -13,7 +13,7 @@ from culm.cli.names import SHORT_CHARS, short_ids
 from culm.cli.options import ServerTarget, at_server, json_option
 from culm.cli.render.call_lines import path_text
 from culm.cli.render.text import head_of, table
-from culm.cli.server import read_workspace
+from culm.cli.server import read_workspace, use_workspace
 from culm.cli.terminal.approval_prompt import QUESTION_PROMPTS, parse_response
 from culm.cli.terminal.process import EXIT_FAILED, output_width, print_json
 from culm.client.workspace import AnyAsk, RemoteWorkspace
@@ -22,11 +22,9 @@ from culm.wire.asks import Ask, PermissionRequest, Question, QuestionRequest, Qu
 from culm.wire.codec import printable
 
 Permission = Ask[PermissionRequest]
-T = TypeVar("T")
 Names = Mapping[str, str]  # Of agents, by id.
 Action = Literal["allow", "allow_session", "allow_workspace", "deny"]
 SHOWN_MAX = 5  # Asks in a hint.
-_ELSEWHERE = "choose another directory with --dir; `culm ps --all` lists all active runs"
 _FOR: dict[str, Action] = {
     "once": "allow",
     "session": "allow_session",
@@ -198,8 +196,10 @@ def answer_permissions(where: ServerTarget, ask_ids: Sequence[str], action: Acti
         names = await _names_in(workspace, wanted)
         return [PermissionAnswer(ask, await workspace.answer(ask, action)) for ask in wanted], names
 
-    none: tuple[list[PermissionAnswer], Names] | None = None if ask_ids else ([], {})
-    answered, names = _found(where, read_workspace(where, give, none))
+    if ask_ids:
+        answered, names = use_workspace(where, give, "open asks")
+    else:
+        answered, names = read_workspace(where, give, ([], {}))
     if not answered:
         click.echo("no open permission requests", err=True)
     late = too_late(answered, action)
@@ -254,7 +254,7 @@ def answer_questions(where: ServerTarget, ask_id: str, answers: Sequence[str]) -
             raise Failed("it is no longer open: another client answered it, or the run has ended")
         return [f"answered: {kind}: {text}" for kind, text in rows_of(ask, names)]
 
-    for line in _found(where, read_workspace(where, give, None)):
+    for line in use_workspace(where, give, "open asks"):
         click.echo(line, err=True)
 
 
@@ -298,9 +298,3 @@ def _shown(some: Sequence[AnyAsk], asks: Sequence[AnyAsk]) -> str:
     if len(some) > SHOWN_MAX:
         shown.append(f"{len(some) - SHOWN_MAX} more")
     return printable(", ".join(shown))
-
-
-def _found(where: ServerTarget, found: T | None) -> T:
-    if found is None:
-        raise NotFound(f"no open asks in {printable(str(where.directory))}", hint=_ELSEWHERE)
-    return found

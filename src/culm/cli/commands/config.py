@@ -21,6 +21,7 @@ from culm.cli.config_report import (
     models_of,
     read_alone,
     read_report,
+    show_notices,
     untrusted_parts,
     value_at,
     without_secrets,
@@ -71,7 +72,15 @@ def config_path(directory: Path, config_file: Path | None, data_dir: Path | None
     Example:
       culm config path --dir ~/project
     """
-    show_paths(read_report(directory, config_file, data_dir))
+    report = read_report(directory, config_file, data_dir)
+    states = {read.source.file: _state(read) for read in report.reads}
+    states |= {read.source.file: "not trusted" for read, _ in untrusted_parts(report)}
+    for read in report.documents:
+        states[read.source.file] = "there" if read.checked.is_json else "bad"
+    rows = [
+        (str(file), states.get(file, "not there"), owner) for file, owner in _files(report.location)
+    ]
+    click.echo("\n".join(columns(rows)))
 
 
 @config.command("check")
@@ -121,7 +130,19 @@ def config_show(
     Example:
       culm config show --origin
     """
-    show_config(read_report(directory, config_file, data_dir), with_origin=origin)
+    report = read_report(directory, config_file, data_dir)
+    show_notices(report)
+    if not origin:
+        click.echo(json.dumps(without_secrets(cast("Json", report.whole)), indent=2))
+        return
+    rows = [
+        (
+            _origin(report, path),
+            f"{key_of(path)} = {json.dumps(without_secrets(value, path))}",
+        )
+        for path, value in _leaves(report.whole)
+    ]
+    click.echo("\n".join(columns(rows)))
 
 
 @config.command("schema")
@@ -135,24 +156,7 @@ def config_schema() -> None:
     click.echo(json.dumps(json_schema(), indent=2))
 
 
-def show_notices(report: ConfigReport) -> None:
-    for notice in report.notices:
-        click.echo(f"note: {printable(notice)}", err=True)
-
-
 # --- path
-
-
-def show_paths(report: ConfigReport) -> None:
-    """Print every file that may configure the directory, the lowest first, and its state."""
-    states = {read.source.file: _state(read) for read in report.reads}
-    states |= {read.source.file: "not trusted" for read, _ in untrusted_parts(report)}
-    for read in report.documents:
-        states[read.source.file] = "there" if read.checked.is_json else "bad"
-    rows = [
-        (str(file), states.get(file, "not there"), owner) for file, owner in _files(report.location)
-    ]
-    click.echo("\n".join(columns(rows)))
 
 
 def _files(location: ConfigLocation) -> Iterator[tuple[Path, str]]:
@@ -197,22 +201,6 @@ def _show_finding(finding: ConfigFinding) -> None:
 # --- show
 
 
-def show_config(report: ConfigReport, *, with_origin: bool) -> None:
-    """Print the effective values, without secrets."""
-    show_notices(report)
-    if not with_origin:
-        click.echo(json.dumps(without_secrets(cast("Json", report.whole)), indent=2))
-        return
-    rows = [
-        (
-            _origin(report, path),
-            f"{key_of(path)} = {json.dumps(without_secrets(value, path))}",
-        )
-        for path, value in _leaves(report.whole)
-    ]
-    click.echo("\n".join(columns(rows)))
-
-
 def _leaves(document: Document, path: jsonc.Path = ()) -> Iterator[tuple[jsonc.Path, Json]]:
     """All values, one by one. A list is one value, because layers do not merge lists."""
     for name, value in document.items():
@@ -233,7 +221,7 @@ def _origin(report: ConfigReport, path: jsonc.Path) -> str:
     return "default"
 
 
-# --- schema
+# --- findings
 
 
 def findings_of(report: ConfigReport) -> list[ConfigFinding]:

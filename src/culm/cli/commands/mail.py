@@ -70,6 +70,8 @@ from culm.wire.agents import (
 from culm.wire.codec import printable
 
 ASK_S = 600  # A turn with a few calls takes minutes.
+LOOK_EVERY_S = 0.1
+REPLIES_MAX = 16  # Claimed at once; there is only one question.
 LIST_HEAD = ("letter", "kind", "from", "to", "state", "age", "text")
 _TO_HELP = "Agent or session: its id, the beginning of it, or its title. See `culm agents`."
 _server_option = host_option("Server to notify, as for `culm run`; no server is started.")
@@ -333,10 +335,6 @@ def _row(
 
 
 # --- asking
-
-
-LOOK_EVERY_S = 0.1
-REPLIES_MAX = 16  # Claimed at once; there is only one question.
 
 
 class ReplyTimeout(Failed):

@@ -17,6 +17,7 @@ from culm.cli.config_report import (
     found_origin,
     models_of,
     read_report,
+    show_notices,
     value_at,
     without_credentials,
 )
@@ -56,7 +57,17 @@ def models(
       culm models
       culm models openai
     """
-    show_models(read_report(directory, config_file, data_dir), provider, as_json=as_json)
+    report = read_report(directory, config_file, data_dir)
+    listing = listing_of(report)
+    shown = get_row(listing, provider) if provider else listing
+    if as_json:
+        print_json(shown)
+        return
+    show_notices(report)
+    width = output_width()
+    is_one = isinstance(shown, ProviderRow)
+    lines = provider_lines(shown, width) if is_one else listing_lines(shown, width)
+    click.echo("\n".join(lines))
 
 
 class ModelRoleRow(Struct):
@@ -207,21 +218,6 @@ def get_row(listing: ModelListing, provider_id: str) -> ProviderRow:
 
 
 # --- as text
-
-
-def show_models(report: ConfigReport, provider_id: str, *, as_json: bool) -> None:
-    """Print the listing or, with a provider, all that is known about its models."""
-    listing = listing_of(report)
-    shown = get_row(listing, provider_id) if provider_id else listing
-    if as_json:
-        print_json(shown)
-        return
-    for notice in report.notices:
-        click.echo(f"note: {printable(notice)}", err=True)
-    width = output_width()
-    is_one = isinstance(shown, ProviderRow)
-    lines = provider_lines(shown, width) if is_one else listing_lines(shown, width)
-    click.echo("\n".join(lines))
 
 
 def listing_lines(listing: ModelListing, width: int = 0) -> list[str]:

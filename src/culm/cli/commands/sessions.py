@@ -59,6 +59,7 @@ from culm.wire.runs import QueuedPrompt, Run
 HELP_OPTIONS = ("-h", "--help")
 HEAD = ("session", "", "changed", "messages", "cost", "title")
 BUSY = "*"
+Format = Literal["markdown", "json"]
 STDOUT = Path("-")  # The usual convention.
 
 
@@ -438,9 +439,6 @@ async def find_session(workspace: RemoteWorkspace, text: str) -> SessionId:
 
 
 # --- export
-
-
-Format = Literal["markdown", "json"]
 
 
 def _shown_beside(file: Path | None, state: SessionTreeState) -> AbstractContextManager[Step]:

@@ -8,10 +8,10 @@ import click
 from culm.cli.names import BEGUN, NamedItem, NamedTargets, all_targets
 from culm.cli.options import ServerTarget, at_server
 from culm.cli.prompt_options import read_text
-from culm.cli.server import read_workspace
+from culm.cli.server import use_workspace
 from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
-from culm.errors import Failed, NotFound
+from culm.errors import Failed
 from culm.ids import SessionId
 from culm.mail.letters import LETTER_BYTES_MAX
 from culm.wire.codec import printable
@@ -43,10 +43,7 @@ def steer(name: str, words: tuple[str, ...], where: ServerTarget) -> None:
         targets = await all_targets(workspace)
         return await _steer(workspace, targets, targets.get(name), text)
 
-    reader = read_workspace(where, say, None)
-    if reader is None:
-        hint = "choose another directory with --dir; `culm ps --all` lists all active runs"
-        raise NotFound(f"no active runs in {printable(str(where.directory))}", hint=hint)
+    reader = use_workspace(where, say, "active runs")
     click.echo(printable(f"{reader} reads it before its next step"), err=True)
 
 

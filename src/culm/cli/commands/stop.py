@@ -13,11 +13,10 @@ import click
 from culm.cli.names import SHORT_CHARS, NamedItem, NamedTargets, all_targets
 from culm.cli.options import ServerTarget, at_server
 from culm.cli.render.text import head_of
-from culm.cli.server import read_workspace
+from culm.cli.server import use_workspace
 from culm.cli.terminal.process import EXIT_FAILED
 from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
-from culm.errors import NotFound
 from culm.ids import SessionId
 from culm.wire.codec import printable
 from culm.wire.runs import Run, settled_by
@@ -34,7 +33,6 @@ _TEXTS: dict[Result, str] = {
     "refused": "cannot be stopped by itself",
 }
 _FAILED = ("not_stopped", "refused")
-_ELSEWHERE = "choose another directory with --dir; `culm ps --all` lists all active runs"
 
 
 @click.command()
@@ -60,10 +58,7 @@ def stop(names: tuple[str, ...], where: ServerTarget) -> None:
         outcomes = [outcome for one in wanted for outcome in await _stop(workspace, targets, one)]
         return outcomes, await _behind(workspace, [one.id for one in wanted if one.kind == "run"])
 
-    found = read_workspace(where, stop_all, None)
-    if found is None:
-        raise NotFound(f"no active runs in {printable(str(where.directory))}", hint=_ELSEWHERE)
-    outcomes, notes = found
+    outcomes, notes = use_workspace(where, stop_all, "active runs")
     for line in (*(outcome.line() for outcome in outcomes), *notes):
         click.echo(line, err=True)
     sys.exit(EXIT_FAILED if any(outcome.result in _FAILED for outcome in outcomes) else 0)

@@ -18,6 +18,10 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 LABEL_CHARS = 20  # A label is a margin, not a title.
 ID_CHARS = 8
 AGO_DAYS_MAX = 30  # Beyond this a date is more useful than a number of days.
+GAP = "  "
+LAST_WIDTH_MIN = 16  # A last column with less room is useless, so the row wraps instead.
+MORE_INDENT = "    "  # Indents the further lines of a row.
+FITTED_LAST_MIN = 12  # Columns for the last cell of `fitted_table`, which describes the row.
 
 # Control characters except tab and newline, line and paragraph separators, characters that change
 # the direction of text, and lone surrogates.
@@ -125,12 +129,6 @@ def used_text(tokens: int, cost: float) -> str:
 
 
 # --- tables
-
-
-GAP = "  "
-LAST_WIDTH_MIN = 16  # A last column with less room is useless, so the row wraps instead.
-MORE_INDENT = "    "  # Indents the further lines of a row.
-FITTED_LAST_MIN = 12  # Columns for the last cell of `fitted_table`, which describes the row.
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int = 0) -> list[str]:
