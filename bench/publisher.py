@@ -120,7 +120,7 @@ async def open_culm(folder: Path, ack_port: int) -> AsyncGenerator[Culm]:
         client_id = ids.client()
         request = CreateWorkspace(path=str(folder), client_id=client_id)
         workspace = await server.registry.create(request, client_id)
-        session = await workspace.create_session("fan-out")
+        session = await workspace.sessions.create("fan-out")
         address = server.addresses[0]
         assert isinstance(address, TcpAddress)
         path = (

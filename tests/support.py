@@ -6,23 +6,31 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from culm.clock import LoopClock
+from culm.clock import Clock, LoopClock
 from culm.config.checking import Document
 from culm.config.documents import DocumentFile
 from culm.config.sources import FixedSources
+from culm.fleet.host.caller import HostCallbacks, RunControl
+from culm.fleet.host.run_driver import RunResult
+from culm.fleet.protocol.frames import RunSpec
+from culm.fleet.provision import Provision
+from culm.ids import Ids
+from culm.mail.memory import MemoryPostOffice
 from culm.model.base import LanguageModel
 from culm.model.choice import ChosenModel, MakeModel
 from culm.model.local_servers import FoundProviders
 from culm.processes.base import NoProcesses
 from culm.run.project_context import ContextPaths, ProjectContext
+from culm.services import ServerServices
 from culm.settings import ServeOptions, Settings
 from culm.tools.base import CallRequest, CallResult, QuestionPlan, Tool
 from culm.tools.files.file_executor import WALL_S, FileExecutor
+from culm.workspace.claims import WorkspaceFate
 from culm.workspace.config import ConfigOrigins
-from culm.workspace.toolbox import ServerServices
 
 # Scale of randomized tests: seeds, examples, kinds of sockets. `./check --broad` sets more,
 # `./check --fast` less.
@@ -31,6 +39,9 @@ BREADTH = float(os.environ.get("CULM_BREADTH", "1"))
 # The limit of every wait in a test, so that a hang fails with its place. It is not a promise of
 # speed: half a second on an idle machine has become five on a busy one.
 WAIT_S = 20.0
+
+
+T = TypeVar("T")
 
 
 def contract(*ids: str) -> pytest.MarkDecorator:
@@ -129,16 +140,48 @@ async def no_project_context(path: Path, paths: ContextPaths, now_s: float) -> P
     return ProjectContext(str(path))
 
 
-def make_services(make_model: MakeModel = no_model, *tools: Tool) -> ServerServices:
-    """The equipment of a workspace without a directory."""
+async def run_directly(job: Callable[[], T]) -> T:
+    return job()
+
+
+class NoFleet:
+    """A fleet for tests without agents."""
+
+    async def run(
+        self, provision: Provision, spec: RunSpec, callbacks: HostCallbacks, controls: RunControl
+    ) -> RunResult:
+        raise AssertionError("this test must not start an agent")
+
+
+def make_services(
+    clock: Clock,
+    ids: Ids,
+    settings: Settings | None = None,
+    make_model: MakeModel = no_model,
+    *tools: Tool,
+) -> ServerServices:
+    """The services of a workspace without a directory and without agents."""
     by_name = {tool.spec.name: tool for tool in tools}
-    work = FileExecutor(LoopClock(), WALL_S)
+    post = MemoryPostOffice(clock)
     return ServerServices(
-        make_model, lambda context, jobs: by_name, no_project_context, {}, NoProcesses(), work
+        settings=settings or Settings(),
+        clock=clock,
+        ids=ids,
+        env={},
+        processes=NoProcesses(),
+        executor=FileExecutor(LoopClock(), WALL_S),
+        run_blocking=run_directly,
+        make_model=make_model,
+        make_tools=lambda context, jobs: by_name,
+        read_project_context=no_project_context,
+        fleet=NoFleet(),
+        discovery_dir=Path("/nowhere"),
+        make_post=lambda folder: post,
     )
 
 
-NO_SERVICES = make_services()
+def ignore_fate(fate: WorkspaceFate) -> None:
+    """For tests that close their workspace themselves."""
 
 
 async def run_call(tool: Tool, call: CallRequest) -> CallResult:

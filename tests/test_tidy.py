@@ -23,6 +23,7 @@ LAYERS = (
     ("workspace",),
     ("subagents",),
     ("worktrees",),
+    ("services",),
     ("fleet.worker",),  # The child process: an outer layer like the server.
     ("run",),
     ("permission",),

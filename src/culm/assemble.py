@@ -5,7 +5,7 @@ import errno
 import logging
 import os
 import ssl
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,15 +19,13 @@ from culm.config.documents import DocumentFile, open_document
 from culm.config.sources import FileSources, ReadSource, TrustedFiles
 from culm.errors import AppError, DataUnusable, InvalidRequest, ListenFailed
 from culm.fleet.host.base import Launcher
-from culm.fleet.host.dispatch import Fleet, FleetBounds, open_fleet
+from culm.fleet.host.dispatch import FleetBounds, open_fleet
 from culm.fleet.host.local import open_local_launcher
 from culm.ids import Ids
-from culm.mail.base import PostOffice, has_mailbox
+from culm.mail.base import has_mailbox
 from culm.mail.maildir import MaildirPostOffice
-from culm.model.base import LanguageModel
-from culm.model.choice import ChosenModel, make_model
+from culm.model.choice import make_model
 from culm.model.local_servers import LocalServers, find_local_servers
-from culm.processes.base import Processes
 from culm.processes.client import open_processes
 from culm.run.project_context import ContextPaths, ProjectContext, read_project_context
 from culm.server.api import Api
@@ -35,16 +33,16 @@ from culm.server.auth import RequestAuth, allowed_hosts, read_or_make_token
 from culm.server.connection import open_http
 from culm.server.listen import Address, Listener, TcpAddress, listen, parse_address
 from culm.server.routes import ROUTES
+from culm.services import BlockingCall, ServerServices
 from culm.settings import ServeOptions
 from culm.store.files import find_unanswered_senders, has_unfinished_runs
 from culm.store.store import open_store
 from culm.subagents.mail_room import STILL_ASKED_S
-from culm.subagents.services import FleetServices
-from culm.tools.base import Tool, ToolContext
+from culm.tools.base import Tool
 from culm.tools.files.file_executor import FileExecutor, open_file_executor
-from culm.tools.process.jobs import BackgroundJobs
 from culm.tools.registry import make_tools
 from culm.wire.agents import EXTERNAL_PREFIX
+from culm.workspace.claims import WorkspaceFate
 from culm.workspace.config import ConfigOrigins
 from culm.workspace.registry import OpenWorkspace, Registry, open_registry
 from culm.workspace.roots import (
@@ -54,7 +52,6 @@ from culm.workspace.roots import (
     read_workspaces,
     remember_workspace,
 )
-from culm.workspace.toolbox import ServerServices
 from culm.workspace.workspace import LiveWorkspace, open_workspace
 
 log = logging.getLogger(__name__)
@@ -112,61 +109,59 @@ async def open_server(
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
             ) as http,
-            open_registry(
-                _opener(
-                    options,
-                    user,
-                    _services(
-                        options,
-                        http,
-                        work,
-                        processes,
-                        _fleet_services(options, fleet, work, clock),
-                        tools,
-                    ),
-                    clock,
-                    ids,
-                ),
-                options.data_dir,
-                options.settings,
-                clock,
-                on_leave,
-            ) as registry,
-            open_http(Api(registry, gate, ROUTES).handle, listeners, tls),
         ):
-            if _is_locking():  # Otherwise the runs may be active in another server.
-                await _resume(registry, options.data_dir, clock)
-            try:
-                yield Server(addresses, registry, token)
-            finally:
-                # Stop accepting clients first, then end the streams, so that the cleanup does not
-                # wait for them.
-                for listener in listeners:
-                    listener.hide()
-                await registry.close()
+            services = ServerServices(
+                settings=options.settings,
+                clock=clock,
+                ids=ids,
+                env=dict(os.environ),
+                processes=processes,
+                executor=work,
+                run_blocking=_blocking_in(work),
+                make_model=partial(
+                    make_model,
+                    http=http,
+                    first_byte_s=options.settings.model_first_byte_s,
+                    stall_s=options.settings.model_stall_s,
+                ),
+                make_tools=make_tools if tools is None else lambda context, jobs: tools,
+                read_project_context=_cached_context(work, options.settings.workspaces_max),
+                fleet=fleet,
+                discovery_dir=_discovery_dir(options),
+                make_post=lambda folder: MaildirPostOffice(folder, clock),
+            )
+            async with (
+                open_registry(
+                    _opener(options, user, services),
+                    options.data_dir,
+                    options.settings,
+                    clock,
+                    on_leave,
+                ) as registry,
+                open_http(Api(registry, gate, ROUTES).handle, listeners, tls),
+            ):
+                if _is_locking():  # Otherwise the runs may be active in another server.
+                    await _resume(registry, options.data_dir, clock)
+                try:
+                    yield Server(addresses, registry, token)
+                finally:
+                    # Stop accepting clients first, then end the streams, so that the cleanup does
+                    # not wait for them.
+                    for listener in listeners:
+                        listener.hide()
+                    await registry.close()
 
 
-def _services(
-    options: ServeOptions,
-    http: aiohttp.ClientSession,
-    work: FileExecutor,
-    processes: Processes,
-    agents: FleetServices,
-    tools: Mapping[str, Tool] | None,
-) -> ServerServices:
-    settings = options.settings
+def _blocking_in(work: FileExecutor) -> BlockingCall:
+    async def run_blocking(job: Callable[[], T]) -> T:
+        return await work.run(lambda _: job())
 
-    def tools_of(context: ToolContext, jobs: BackgroundJobs) -> Mapping[str, Tool]:
-        return make_tools(context, jobs) if tools is None else tools
+    return run_blocking
 
-    def make(chosen: ChosenModel) -> LanguageModel:
-        return make_model(
-            chosen,
-            http,
-            first_byte_s=settings.model_first_byte_s,
-            stall_s=settings.model_stall_s,
-        )
 
+def _cached_context(
+    work: FileExecutor, workspaces_max: int
+) -> Callable[[Path, ContextPaths, float], Awaitable[ProjectContext]]:
     cache: dict[tuple[Path, ContextPaths], tuple[float, ProjectContext]] = {}
 
     async def read_context(path: Path, paths: ContextPaths, now_s: float) -> ProjectContext:
@@ -180,24 +175,12 @@ def _services(
             )
         except TimeoutError:  # The disk does not respond; the model can work without it.
             return ProjectContext(str(path))
-        if len(cache) > options.settings.workspaces_max:
+        if len(cache) > workspaces_max:
             cache.clear()
         cache[path, paths] = (now_s + CONTEXT_CACHE_S, context)
         return context
 
-    return ServerServices(make, tools_of, read_context, dict(os.environ), processes, work, agents)
-
-
-def _fleet_services(
-    options: ServeOptions, fleet: Fleet, work: FileExecutor, clock: Clock
-) -> FleetServices:
-    async def run_blocking(job: Callable[[], T]) -> T:
-        return await work.run(lambda _: job())
-
-    def make_post(folder: Path) -> PostOffice:
-        return MaildirPostOffice(folder, clock)
-
-    return FleetServices(fleet, _discovery_dir(options), make_post, run_blocking)
+    return read_context
 
 
 def _discovery_dir(options: ServeOptions) -> Path:
@@ -231,9 +214,8 @@ async def _resume(registry: Registry, data_dir: Path, clock: Clock) -> None:
             log.error("cannot resume the runs of %s: %s", known.path, str(exc) or "time-out")
 
 
-def _opener(
-    options: ServeOptions, user: DocumentFile, services: ServerServices, clock: Clock, ids: Ids
-) -> OpenWorkspace:
+def _opener(options: ServeOptions, user: DocumentFile, services: ServerServices) -> OpenWorkspace:
+    clock, ids = services.clock, services.ids
     servers, trusted = LocalServers(clock), TrustedFiles(options.data_dir)
     good: dict[Path, ReadSource] = {}  # The last valid version of the user's file.
     roots = DataRoots(clock, locking=_is_locking())
@@ -241,15 +223,14 @@ def _opener(
 
     @asynccontextmanager
     async def open_one(
-        about: WorkspaceInfo, env: Mapping[str, str]
+        about: WorkspaceInfo, env: Mapping[str, str], on_fate: Callable[[WorkspaceFate], None]
     ) -> AsyncGenerator[LiveWorkspace]:
-        folder = project_folder(about.root, about.path)
         # Not in the root, which a create may choose: it can be inside a repository, whose content
         # is untrusted.
         own_file = project_folder(options.data_dir, about.path) / "config.json"
         async with (
             roots.hold(about.root) as alive_s,
-            open_store(folder / "culm.db", clock, ids) as store,
+            open_store(about.folder / "culm.db", clock, ids) as store,
             open_document(own_file) as own,
             open_workspace(
                 about,
@@ -260,9 +241,7 @@ def _opener(
                     partial(find_local_servers, servers=servers),
                 ),
                 services,
-                clock,
-                ids,
-                options.settings,
+                on_fate,
                 env=env,
                 alive_s=alive_s,
             ) as workspace,

@@ -90,7 +90,9 @@ async def test_killed_tui_keeps_its_claim_for_the_grace_period_only(
             await tui.events.until(lambda: tui.events.connections == 1)
             workspace = flow.workspace(tui.api.workspace_id)
             await tui.vanish()
-            await until(lambda: all(not c.streams for c in workspace.claims.by_client.values()))
+            await until(
+                lambda: all(not c.streams for c in workspace.lifetime.claims.by_client.values())
+            )
         flow.clock.advance(DETACH_GRACE_S - 1)
         assert flow.server.registry.list() == [workspace]
         flow.clock.advance(1)

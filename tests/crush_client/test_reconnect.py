@@ -43,14 +43,14 @@ async def attached(flow: FlowServer, pauses: Pauses) -> AsyncGenerator[Tui]:
 async def cut(flow: FlowServer, tui: Tui) -> None:
     """Close every connection of a client and wait until both sides know. Hold pauses first."""
     await tui.api.transport.aclose()
-    claims = flow.workspace(tui.api.workspace_id).claims
+    claims = flow.workspace(tui.api.workspace_id).lifetime.claims
     assert any(client_id == tui.api.client_id for client_id in claims.by_client)
     await until(lambda: not streams(flow, tui))
     await tui.events.until(lambda: tui.events.degraded)
 
 
 def streams(flow: FlowServer, tui: Tui) -> int:
-    claims = flow.workspace(tui.api.workspace_id).claims.by_client
+    claims = flow.workspace(tui.api.workspace_id).lifetime.claims.by_client
     return sum(c.streams for client_id, c in claims.items() if client_id == tui.api.client_id)
 
 

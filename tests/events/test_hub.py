@@ -32,7 +32,14 @@ class Peer:
         self.aborted = True
 
 
-class NoMessages:
+class NoState:
+    @property
+    def messages(self) -> "NoState":
+        return self
+
+    def state_events(self) -> list[TransientEvent]:
+        return []
+
     def open_ids(self) -> list[tuple[MessageId, SessionId]]:
         return []
 
@@ -41,7 +48,7 @@ class NoMessages:
 
 
 def make_hub(clock: FakeClock, buffer_bytes_max: int = 1000) -> Hub:
-    return Hub(Epoch("e"), 0, clock, NoMessages(), streams_max=9, buffer_bytes_max=buffer_bytes_max)
+    return Hub(Epoch("e"), 0, clock, NoState(), streams_max=9, buffer_bytes_max=buffer_bytes_max)
 
 
 def join(hub: Hub, peer: Peer) -> None:

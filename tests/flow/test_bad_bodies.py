@@ -461,4 +461,4 @@ async def test_refused_request_does_not_register_its_client_id(
     ):
         answer = await send(flow, "POST" if "current" in path else "GET", remote.path(path), {})
         assert answer.status in (400, 409)
-    assert list(flow.workspace(remote.id).claims.by_client) == [remote.client.id]
+    assert list(flow.workspace(remote.id).lifetime.claims.by_client) == [remote.client.id]

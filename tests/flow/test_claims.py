@@ -27,7 +27,7 @@ async def is_open(remote: RemoteWorkspace) -> bool:
 
 
 def streams_of(flow: FlowServer, remote: RemoteWorkspace, client_id: ClientId) -> int:
-    claim = flow.workspace(remote.id).claims.by_client.get(client_id)
+    claim = flow.workspace(remote.id).lifetime.claims.by_client.get(client_id)
     return 0 if claim is None else claim.streams
 
 
@@ -130,7 +130,7 @@ async def test_streams_opened_during_a_release_are_attached_or_404(
             assert statuses <= {200, 404}
             assert await is_open(remote) == (200 in statuses)
         if flow.server.registry.list():
-            await until(lambda: not list(flow.workspace(remote.id).presence()))  # noqa: B023
+            await until(lambda: not list(flow.workspace(remote.id).lifetime.presence()))  # noqa: B023
             flow.clock.advance(DETACH_GRACE_S)
         await closed(flow, remote)
 

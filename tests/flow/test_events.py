@@ -454,7 +454,7 @@ async def test_head_request_on_events_registers_nothing(flow: FlowServer) -> Non
         session = await remote.create_session("s")
         await events.until(session.id.encode())
         assert stranger.encode() not in events.seen
-        assert list(flow.workspace(remote.id).claims.by_client) == [remote.client.id]
+        assert list(flow.workspace(remote.id).lifetime.claims.by_client) == [remote.client.id]
 
 
 @contract("EXC-14")

@@ -89,7 +89,7 @@ async def test_disconnected_interactive_client_is_not_waited_for(tmp_path: Path,
         workspace = harness.flow.workspace(harness.remote.id)
 
         def streams() -> int:
-            return sum(claim.streams for claim in workspace.claims.by_client.values())
+            return sum(claim.streams for claim in workspace.lifetime.claims.by_client.values())
 
         async with client.stream(target):
             assert streams() == 2

@@ -273,7 +273,7 @@ async def test_client_that_reads_nothing_is_disconnected_and_can_resume(
             for _ in range(FLOOD):
                 _, durable = workspace.messages.add(session.id, "user", [TextPart(Text(LONG))])
                 await durable
-            await until(lambda: not workspace.claims.by_client[idle_client].streams)
+            await until(lambda: not workspace.lifetime.claims.by_client[idle_client].streams)
         await remote.create_session("the last one")
         assert (await reading).count(LONG.encode()) == FLOOD
     async with open_events(flow, remote, view=view, client_id=idle_client, cursor=start) as again:

@@ -86,7 +86,7 @@ class Driver:
         self._ids: dict[str, MessageId] = {}
 
     async def run(self, title: str, plan: list[Op]) -> None:
-        session = await self._workspace.create_session(title)
+        session = await self._workspace.sessions.create(title)
         print_line("did", self._workspace.about.id, title, 0)
         for number, op in enumerate(plan, start=1):
             await self._do(session.id, op)
@@ -123,7 +123,7 @@ class Driver:
             case Delete(name):
                 await messages.delete(self._ids[name])
             case DeleteSession():
-                await self._workspace.delete_session(session_id)
+                await self._workspace.sessions.delete(session_id)
 
 
 async def carry_out(order: Order, workspace: LiveWorkspace, rest: asyncio.Event) -> None:

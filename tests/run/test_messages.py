@@ -10,7 +10,6 @@ import pytest
 from culm.clock import Timer
 from culm.errors import StoreBusy
 from culm.ids import Ids, SessionId, workspace_id_of
-from culm.settings import Settings
 from culm.store.memory import MemoryFile
 from culm.store.messages import messages_of_session
 from culm.store.store import open_memory_store
@@ -18,7 +17,14 @@ from culm.wire.codec import decode, encode
 from culm.wire.messages import Finish, FinishPart, Message, Text, TextPart, ToolCall, ToolCallPart
 from culm.workspace.roots import WorkspaceInfo
 from culm.workspace.workspace import LiveWorkspace, open_workspace
-from tests.support import NO_SERVICES, WAIT_S, FakeClock, contract, fixed_origins
+from tests.support import (
+    WAIT_S,
+    FakeClock,
+    contract,
+    fixed_origins,
+    ignore_fate,
+    make_services,
+)
 
 PATH = Path("/project")
 
@@ -47,11 +53,11 @@ async def harness() -> AsyncGenerator[MessagesHarness]:
         asyncio.timeout(WAIT_S),
         open_memory_store(file, pump_clock, ids) as store,
         open_workspace(
-            about, store, fixed_origins(), NO_SERVICES, pump_clock, ids, Settings()
+            about, store, fixed_origins(), make_services(pump_clock, ids), ignore_fate
         ) as workspace,
     ):
         harness = MessagesHarness(workspace, file, clock)
-        harness.session_id = (await workspace.create_session("one")).id
+        harness.session_id = (await workspace.sessions.create("one")).id
         yield harness
         file.full = file.busy = False
     file.close()

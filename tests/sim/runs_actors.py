@@ -39,14 +39,14 @@ class Observer(SimClient):
 
     async def _serve(self, workspace: LiveWorkspace, socket: SimSocket) -> None:
         try:
-            birth = workspace.open_stream(self.id, interactive=self.interactive)
+            birth = workspace.lifetime.open_stream(self.id, interactive=self.interactive)
         except AppError:
             socket.abort()
             return
         try:
             await super()._serve(workspace, socket)
         finally:
-            workspace.close_stream(self.id, birth)
+            workspace.lifetime.close_stream(self.id, birth)
 
     async def _apply(self, event: ServerEvent) -> None:
         await super()._apply(event)
@@ -118,7 +118,7 @@ class Client:
 
     async def create(self) -> None:
         async def serve(workspace: LiveWorkspace) -> None:
-            session = await workspace.create_session("Untitled")
+            session = await workspace.sessions.create("Untitled")
             self.world.sessions.append(session.id)
 
         await self._ask(serve)
@@ -319,7 +319,7 @@ class Client:
                 self.world.deleted.add(session_id)
                 if session_id in self.world.sessions:
                     self.world.sessions.remove(session_id)
-            await workspace.delete_session(session_id)
+            await workspace.sessions.delete(session_id)
 
         await self._ask(serve)
 

@@ -50,7 +50,7 @@ def nothing_is_live(final: Final) -> None:
     workspace = final.server.workspace
     assert workspace is not None
     assert workspace.runs.live() == []
-    assert workspace.claims.live_runs == 0
+    assert workspace.lifetime.claims.live_runs == 0
     assert not any(workspace.runs.is_busy(session.id) for session in final.sessions)
 
 

@@ -11,6 +11,7 @@ from culm.errors import AppError, StoreBusy
 from culm.events.views import Filter
 from culm.ids import Epoch, Ids, workspace_id_of
 from culm.model.choice import ChosenModel
+from culm.services import ServerServices
 from culm.settings import Settings
 from culm.store.base import find_meta, last_seq
 from culm.store.memory import MemoryDatabase
@@ -22,7 +23,6 @@ from culm.wire.workspaces import StoreHealth
 from culm.workspace.claims import Created, WorkspaceFate
 from culm.workspace.config import ConfigOrigins
 from culm.workspace.roots import WorkspaceInfo
-from culm.workspace.toolbox import ServerServices
 from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SimClock, SimLoop
 from tests.sim.runs_disk import Life, LifeClock, SimFile, SlowDatabase, Tasks
@@ -141,22 +141,28 @@ class RunServer(SimServer):
         epoch = Epoch(find_meta(connection, "epoch") or "")
         slow = SlowDatabase(database, self.loop)
         store = Store(slow, epoch, last_seq(connection), StoreHealth("ok"))
-        services, origins = self._services(life)
+        services, origins = self._services(life, clock)
+
+        def on_fate(fate: WorkspaceFate) -> None:
+            if self.workspace is not None:
+                life.abandoned = fate is WorkspaceFate.INTERRUPT
+                self.stop(0.01)  # A client opens it again.
+
         workspace = LiveWorkspace(
             WorkspaceInfo(workspace_id_of(PATH), PATH, str(PATH), PATH),
             store,
             origins,
             services,
-            clock,
-            self.ids,
-            SETTINGS,
             await self._begin_tasks(life),
+            on_fate,
+            {},
         )
         life.workspace = workspace
         subscriber = workspace.hub.join(Probe(self.world, workspace), "delta", Filter())
         waited, asked = self._waiting(), self._asked()
         try:
             await workspace.start(self.alive_s)
+            workspace.trim_in_time()
         except StoreBusy:
             life.dead, self.outage_s = True, 1.0  # The disk is full: it cannot be opened now.
             return
@@ -165,13 +171,7 @@ class RunServer(SimServer):
         workspace.hub.go_live(subscriber)
         self._check_asks(workspace, life, asked)
         self._check_started(workspace, waited if life.has_model else set(), set(asked.values()))
-        workspace.claim(Created(self.id))
-
-        def on_fate(fate: WorkspaceFate) -> None:
-            life.abandoned = fate is WorkspaceFate.INTERRUPT
-            self.stop(0.01)  # A client opens it again.
-
-        workspace.on_fate = on_fate
+        workspace.lifetime.apply(Created(self.id))
         self.workspace = workspace
 
     async def _begin_tasks(self, life: Life) -> asyncio.TaskGroup:
@@ -234,7 +234,7 @@ class RunServer(SimServer):
         elif away_s < AWAY_S_MAX - 1:
             self.world.expect(waited <= set(live), "it was not away for long", waited, live)
 
-    def _services(self, life: Life) -> tuple[ServerServices, ConfigOrigins]:
+    def _services(self, life: Life, clock: LifeClock) -> tuple[ServerServices, ConfigOrigins]:
         def make(_: ChosenModel) -> SimModel:
             return SimModel(self.world, self, life)
 
@@ -242,7 +242,8 @@ class RunServer(SimServer):
         if self.world.faulty and self.loop.random.random() < 0.05:
             config, life.has_model = {}, False  # Its provider was removed.
             self.world.lacked_model = True
-        return make_services(make, *self._tools(life)), fixed_origins(config)
+        services = make_services(clock, self.ids, SETTINGS, make, *self._tools(life))
+        return services, fixed_origins(config)
 
     def _tools(self, life: Life) -> list[Tool]:
         return [
@@ -339,7 +340,9 @@ class RunServer(SimServer):
             raise Gone
         workspace = self.workspace
         live = len(workspace.runs.live())
-        self.world.expect(workspace.claims.live_runs == live, "live runs are miscounted", live)
+        self.world.expect(
+            workspace.lifetime.claims.live_runs == live, "live runs are miscounted", live
+        )
 
         async def answer() -> tuple[T | None, AppError | None]:
             try:

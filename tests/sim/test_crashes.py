@@ -264,7 +264,7 @@ async def live_through(server: AskServer, script: Script, fault: Fault | None) -
     async with asyncio.TaskGroup() as tasks:
         background = [tasks.create_task(server.run()), tasks.create_task(observer.run())]
         await server.up.wait()
-        session = await server.request(lambda workspace: workspace.create_session("Untitled"))
+        session = await server.request(lambda workspace: workspace.sessions.create("Untitled"))
         while not observer.loaded:
             await asyncio.sleep(0.01)
         await asyncio.sleep(1)

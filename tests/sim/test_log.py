@@ -52,12 +52,12 @@ class Writer:
         drafts = [draft for owner, draft in self.drafts if owner is workspace and not draft.ended]
         roll = self.random.random()
         if not self.sessions or roll < 0.08:
-            session = await workspace.create_session(f"session {len(self.sessions)}")
+            session = await workspace.sessions.create(f"session {len(self.sessions)}")
             self.sessions.append(session.id)
         elif roll < 0.12:
             session_id = self.random.choice(self.sessions)
             self.deleting.add(session_id)
-            await workspace.delete_session(session_id)
+            await workspace.sessions.delete(session_id)
         elif roll < 0.2:
             parts = [TextPart(Text("prompt " * self.random.choice([1, 3, 2_000])))]
             message, written = workspace.messages.add(self._session(), "user", list(parts))

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +23,11 @@ from culm.store.memory import MemoryFile
 from culm.store.store import open_memory_store
 from culm.wire.workspaces import CreateWorkspace
 from culm.workspace import claims
-from culm.workspace import workspace as workspace_module
 from culm.workspace.registry import Registry, open_registry
 from culm.workspace.roots import WorkspaceInfo
 from culm.workspace.workspace import LiveWorkspace, open_workspace
 from tests.sim.loop import SEEDS_MAX, SimClock, SimLoop, simulate
-from tests.support import NO_SERVICES, contract, fixed_origins
+from tests.support import contract, fixed_origins, make_services
 
 PATHS = ("/simulated/a", "/simulated/b")
 STEPS = 60
@@ -47,7 +46,10 @@ class Opener:
 
     @asynccontextmanager
     async def __call__(
-        self, about: WorkspaceInfo, env: Mapping[str, str]
+        self,
+        about: WorkspaceInfo,
+        env: Mapping[str, str],
+        on_fate: Callable[[claims.WorkspaceFate], None],
     ) -> AsyncGenerator[LiveWorkspace]:
         assert about.path not in self.open_now, "one path was open twice"
         self.open_now.add(about.path)
@@ -63,7 +65,7 @@ class Opener:
             async with (
                 open_memory_store(self.files[about.path], clock, ids) as store,
                 open_workspace(
-                    about, store, fixed_origins(), NO_SERVICES, clock, ids, SETTINGS
+                    about, store, fixed_origins(), make_services(clock, ids, SETTINGS), on_fate
                 ) as workspace,
             ):
                 yield workspace
@@ -90,9 +92,9 @@ class Visitor:
             await self._step()
             self._check()
         for stream in self.streams:
-            stream[0].close_stream(self.id, stream[1])
+            stream[0].lifetime.close_stream(self.id, stream[1])
         for workspace in self.runs:
-            workspace.claim(claims.RunsChanged(0))
+            workspace.lifetime.apply(claims.RunsChanged(0))
 
     async def _step(self) -> None:
         roll = self.loop.random.random()
@@ -102,7 +104,7 @@ class Visitor:
             self._open_stream()
         elif roll < 0.8 and self.streams:
             workspace, birth = self.streams.pop(self.loop.random.randrange(len(self.streams)))
-            workspace.close_stream(self.id, birth)
+            workspace.lifetime.close_stream(self.id, birth)
         elif roll < 0.88:
             for workspace in self.registry.list():
                 self.registry.release(workspace.about.id, self.id)
@@ -127,9 +129,9 @@ class Visitor:
         """INV-14: opening succeeds on a live workspace, or the workspace is not found."""
         for workspace in self.registry.list():
             try:
-                birth = workspace.open_stream(self.id)
+                birth = workspace.lifetime.open_stream(self.id)
             except WorkspaceNotFound:
-                assert workspace.closing
+                assert workspace.lifetime.closing
                 continue
             assert self.registry.get(workspace.about.id) is workspace
             self.streams.append((workspace, birth))
@@ -138,14 +140,14 @@ class Visitor:
         for workspace in self.registry.list():
             live = self.loop.random.choice([0, 1])
             self.runs[workspace] = live
-            workspace.claim(claims.RunsChanged(live))
+            workspace.lifetime.apply(claims.RunsChanged(live))
 
     def _check(self) -> None:
         """INV-10: a stream that still counts keeps its workspace."""
         for workspace, birth in self.streams:
             if (workspace, birth) not in self.void:
-                assert not workspace.closing, "closed under an open stream"
-                claim = workspace.claims.by_client[self.id]
+                assert not workspace.lifetime.closing, "closed under an open stream"
+                claim = workspace.lifetime.claims.by_client[self.id]
                 assert (claim.claim_id, claim.hold) == (birth, None)
                 assert claim.streams > 0
 
@@ -209,10 +211,11 @@ def test_simulation_detects_an_old_timer_that_counts(monkeypatch: pytest.MonkeyP
             what = claims.Retired(what.client_id)
         return original(known, what, graces)
 
-    monkeypatch.setattr(workspace_module, "on_claim", careless)
-    monkeypatch.setattr(LiveWorkspace, "_arm", _arm_without_cancel)
+    monkeypatch.setattr(claims, "on_claim", careless)
+    monkeypatch.setattr(claims.WorkspaceLifetime, "_arm", _arm_without_cancel)
     assert fails_somewhere()
 
 
-def _arm_without_cancel(self: LiveWorkspace, arm: claims.ArmTimer) -> None:
-    self.clock.call_later(arm.delay_s, lambda: self.claim(arm.then))
+def _arm_without_cancel(self: claims.WorkspaceLifetime, arm: claims.ArmTimer) -> None:
+    clock = self._clock  # pyright: ignore[reportPrivateUsage]
+    clock.call_later(arm.delay_s, lambda: self.apply(arm.then))

@@ -70,7 +70,7 @@ async def begin(server: RunServer) -> None:
     await server.up.wait()
 
     async def serve(workspace: LiveWorkspace) -> None:
-        session = await workspace.create_session("Untitled")
+        session = await workspace.sessions.create("Untitled")
         server.world.sessions.append(session.id)
 
     await server.request(serve)

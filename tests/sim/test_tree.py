@@ -80,8 +80,8 @@ async def live_through(world: TreeWorld) -> None:
 
 async def begin(server: TreeServer) -> None:
     async def serve(workspace: LiveWorkspace) -> None:
-        session = await workspace.create_session("Untitled")
-        workspace.open_stream(Ids(server.world.number()).client(), interactive=True)
+        session = await workspace.sessions.create("Untitled")
+        workspace.lifetime.open_stream(Ids(server.world.number()).client(), interactive=True)
         server.world.sessions.append(session.id)
 
     await server.request(serve)

@@ -137,7 +137,7 @@ class Client:
 
     def _check_empty(self, workspace: LiveWorkspace, session_id: str, covered: set[str]) -> None:
         """Check that no run or process works for a cancelled run."""
-        if workspace.closing:
+        if workspace.lifetime.closing:
             return
         for run in workspace.runs.live():
             works_for = run.duty.works_for if run.duty is not None else None
@@ -158,7 +158,7 @@ class Client:
         async def serve(workspace: LiveWorkspace) -> None:
             if not workspace.runs.is_busy(session_id):
                 self.world.deleted.add(session_id)
-            await workspace.delete_session(session_id)
+            await workspace.sessions.delete(session_id)
 
         await self._ask(serve)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -17,13 +17,13 @@ from culm.fleet.host.run_driver import RunResult
 from culm.fleet.protocol.frames import RunSpec
 from culm.fleet.provision import Provision
 from culm.ids import Epoch, Ids, workspace_id_of
+from culm.mail.base import PostOffice
 from culm.run.live_run import LiveRun
 from culm.settings import Settings
 from culm.store.base import find_meta, last_seq
 from culm.store.memory import MemoryDatabase
 from culm.store.sql import QUERIES
 from culm.store.store import Store
-from culm.subagents.services import FleetServices
 from culm.wire.workspaces import StoreHealth
 from culm.workspace.claims import Created
 from culm.workspace.roots import WorkspaceInfo
@@ -35,7 +35,7 @@ from tests.sim.runs_outside import WINDOW
 from tests.sim.tree_outside import Asker, QuestionTool, TreeModel, TreeTool
 from tests.sim.tree_workers import TreeLauncher
 from tests.sim.tree_world import TreeWorld
-from tests.support import fixed_origins, make_services, model_config
+from tests.support import fixed_origins, ignore_fate, make_services, model_config
 
 T = TypeVar("T")
 
@@ -136,25 +136,26 @@ class Life:
             TreeTool(world, self._asker, "edit", is_free=False),
             QuestionTool(world),
         ]
-        shared = make_services(lambda _: TreeModel(world, self._asker), *tools)
-        fleet_services = FleetServices(
-            cast("Fleet", fleet), PATH, lambda _: world.post, self._block
+
+        def make_post(_: Path) -> PostOffice:
+            return world.post
+
+        services = replace(
+            make_services(
+                clock, self._ids, SETTINGS, lambda _: TreeModel(world, self._asker), *tools
+            ),
+            fleet=fleet,
+            make_post=make_post,
+            run_blocking=self._block,
         )
         about = WorkspaceInfo(workspace_id_of(PATH), PATH, str(PATH), PATH)
         origins = fixed_origins(model_config("http://simulated", context_window=WINDOW))
         async with asyncio.TaskGroup() as tasks:
-            workspace = LiveWorkspace(
-                about,
-                store,
-                origins,
-                replace(shared, agents=fleet_services),
-                clock,
-                self._ids,
-                SETTINGS,
-                tasks,
-            )
+            workspace = LiveWorkspace(about, store, origins, services, tasks, ignore_fate, {})
             await workspace.start(self._alive_s)
-            workspace.claim(Created(self._ids.client()))
+            await workspace.agents.start()
+            workspace.trim_in_time()
+            workspace.lifetime.apply(Created(self._ids.client()))
             self.workspace = workspace
             world.is_shared_run = self.is_shared_run
             self._up.set()

@@ -21,7 +21,7 @@ from culm.wire.workspaces import Snapshot
 from culm.workspace.roots import WorkspaceInfo
 from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SimClock, SimLoop
-from tests.support import NO_SERVICES, fixed_origins
+from tests.support import fixed_origins, ignore_fate, make_services
 
 PATH = Path("/simulated")
 # Small enough that ordinary traffic makes a sleepy client slow.
@@ -112,10 +112,10 @@ class SimServer:
         about = WorkspaceInfo(workspace_id_of(PATH), PATH, str(PATH), PATH)
         tasks = asyncio.TaskGroup()
         self._never_left.append(await tasks.__aenter__())
-        workspace = LiveWorkspace(
-            about, store, fixed_origins(), NO_SERVICES, self.clock, self.ids, SETTINGS, tasks
-        )
+        services = make_services(self.clock, self.ids, SETTINGS)
+        workspace = LiveWorkspace(about, store, fixed_origins(), services, tasks, ignore_fate, {})
         await workspace.start(None)
+        workspace.trim_in_time()
         self.workspace = workspace
 
     def last_seq(self) -> int:
@@ -155,7 +155,7 @@ class SimClient:
     async def _connection(self) -> None:
         await self.server.up.wait()
         workspace = self.server.workspace
-        if workspace is None or workspace.closing:
+        if workspace is None or workspace.lifetime.closing:
             raise ConnectionError
         if not self.loaded or self.view == "crush":
             # A Crush client has no cursor: it reloads its state on every connection.

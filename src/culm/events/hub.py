@@ -6,7 +6,7 @@ workspace owns the open messages and their text.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -66,6 +66,14 @@ class OpenMessages(Protocol):
     def find_shown(self, message_id: MessageId) -> TransientEvent | None: ...
 
 
+class StreamState(Protocol):
+    """The state outside the log, which every new stream is sent."""
+
+    @property
+    def messages(self) -> OpenMessages: ...
+    def state_events(self) -> Iterable[TransientEvent]: ...
+
+
 @dataclass(eq=False, slots=True)
 class Subscriber:
     """One event stream of one client."""
@@ -114,7 +122,7 @@ class Hub:
         epoch: Epoch,
         seq: int,
         clock: Clock,
-        open_messages: OpenMessages,
+        state: StreamState,
         *,
         streams_max: int,
         buffer_bytes_max: int,
@@ -122,7 +130,7 @@ class Hub:
         self.seq = seq  # The last stored event that was sent.
         self.epoch = epoch
         self._clock = clock
-        self._open = open_messages
+        self._state = state
         self._streams_max = streams_max
         self._buffer_bytes_max = buffer_bytes_max
         self._subscribers: dict[Subscriber, None] = {}
@@ -135,16 +143,11 @@ class Hub:
         self._grown: set[MessageId] = set()
         self._grown_timer: Timer | None = None
         self._heartbeat: Timer | None = None
-        self._unlogged: Callable[[], Iterable[TransientEvent]] = tuple
         self._loop = asyncio.get_running_loop()
 
     @property
     def cursor(self) -> Cursor:
         return Cursor(self.epoch, self.seq)
-
-    def show_on_attach(self, state: Callable[[], Iterable[TransientEvent]]) -> None:
-        """Set the state outside the log (presence, store health) that every new stream is sent."""
-        self._unlogged = state
 
     # --- publishing
 
@@ -267,7 +270,7 @@ class Hub:
             return
         self.flush()
         for message_id in grown:
-            message = self._open.find_shown(message_id)
+            message = self._state.messages.find_shown(message_id)
             if message is None:
                 continue  # It ended meanwhile, and was published completely.
             data = encode_frame("crush", "message", "updated", message.payload)
@@ -344,15 +347,15 @@ class Hub:
     def _attach_data(self, view: View, filter_: Filter) -> bytes:
         frames = [
             self.encode_one(view, event)
-            for event in self._unlogged()
+            for event in self._state.state_events()
             if shows(view, event.type)
             and event.is_for(view)
             and filter_.passes(event.type, event.session_id)
         ]
         type_ = "message_snapshot" if view == "delta" else "message"
-        for message_id, session_id in self._open.open_ids():
+        for message_id, session_id in self._state.messages.open_ids():
             if filter_.passes(type_, session_id):
-                message = self._open.find_shown(message_id)
+                message = self._state.messages.find_shown(message_id)
                 if message is not None:
                     frames.append(encode_frame(view, type_, "updated", message.payload))
         return b"".join(frames)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from culm.clock import Clock, Timer
 from culm.errors import MessageNotFound, StoreBusy
-from culm.events.hub import Hub, TransientEvent
+from culm.events.hub import TransientEvent
 from culm.ids import Ids, MessageId, SessionId
 from culm.run.draft import Draft, DraftEnd, check_part, check_size, put_parts
 from culm.store.base import Connection, Tx, Unit, together
@@ -47,7 +47,13 @@ RETRY_S = 1.0  # The retry interval while the store cannot write.
 class Messages:
     """All messages of one workspace."""
 
-    def __init__(self, store: Store, clock: Clock, ids: Ids) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        ids: Ids,
+        publish_delta: Callable[[MessageDelta], None],
+    ) -> None:
         self._store = store
         self._clock = clock
         self._ids = ids
@@ -56,10 +62,7 @@ class Messages:
         self._chunk_due_s = 0.0
         self._stopped = False
         self._writes: set[asyncio.Future[None]] = set()
-        self._publish_delta: Callable[[MessageDelta], None] = lambda delta: None
-
-    def publish_through(self, hub: Hub) -> None:
-        self._publish_delta = hub.publish_delta
+        self._publish_delta = publish_delta
 
     # --- changing: each method returns when its change is submitted, its future when it is durable
 

@@ -5,7 +5,7 @@ below it. A refused request is an error result for the model, not an exception.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -17,6 +17,7 @@ from culm.run.runs import Runs
 from culm.run.turn import TurnContext
 from culm.store.agents import StoredAgent
 from culm.store.sessions import find_session
+from culm.subagents.mail_room import OutgoingMail
 from culm.subagents.start_policy import (
     AgentTerms,
     ParentAgent,
@@ -26,7 +27,7 @@ from culm.subagents.start_policy import (
     top_agent,
 )
 from culm.subagents.starter import END_S, AgentCaller, AgentStarter, all_ended, check_going
-from culm.subagents.tree import AgentTree, BoundedDict
+from culm.subagents.tree import AgentTree, BoundedDict, FinishedRun
 from culm.tools.agent_tools import (
     AgentRequest,
     ListAgents,
@@ -78,13 +79,13 @@ class TreeDelegation:
         agents: AgentTree,
         runs: Runs,
         starter: AgentStarter,
-        serve_mail: Callable[[AgentCaller, MailRequest], Awaitable[CallResult]],
+        mail: OutgoingMail,
     ) -> None:
         self._context = context
         self._agents = agents
         self._runs = runs
         self._starter = starter
-        self._serve_mail = serve_mail
+        self._mail = mail
         self._reported = BoundedDict[str](REPORTED_MAX)  # Runs whose end was reported to an agent.
 
     async def do(self, call: CallRequest, request: AgentRequest, watch: Watch) -> CallResult:
@@ -107,7 +108,7 @@ class TreeDelegation:
                 case ListAgents():
                     return await self._list(request, caller)
                 case MailRequest():
-                    return await self._serve_mail(caller, request)
+                    return await self._mail.serve(caller, request)
                 case _:
                     assert_never(request)
         except StartRefused as exc:
@@ -209,7 +210,7 @@ class TreeDelegation:
 
     async def _report(self, run: LiveRun) -> AgentReport:
         self._reported.put(run.id, run.agent_id)
-        done = self._agents.done(run.id)
+        done = self._agents.finished.find(run.id) or FinishedRun()
         try:
             agent = (await self._agents.get(run.agent_id)).agent
         except NotFound:
@@ -222,7 +223,7 @@ class TreeDelegation:
             return AgentReport(details.agent)
         run_id = details.agent.run_id
         self._reported.put(run_id, agent_id)
-        done = self._agents.done(run_id)
+        done = self._agents.finished.find(run_id) or FinishedRun()
         return AgentReport(details.agent, details.result, done.files, done.note)
 
     # --- sending, stopping, listing

@@ -1,24 +1,27 @@
-"""Incoming letters of one workspace: from mailboxes into conversations, and the answers to them.
+"""Letters of one workspace: from mailboxes into conversations, and from agents and clients out.
 
 Owns the claimed letters, each until the round that contains it is committed. Each letter gets a run
 with the letter's id, which makes processing idempotent: whatever crashes, the letter is admitted
-once or remains in its mailbox. Outgoing letters belong to `outgoing_mail.py`.
+once or remains in its mailbox. The mailboxes themselves belong to `mail/`.
 """
 
 import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
-from culm.clock import Clock, Timer, pause
-from culm.errors import AppError, Unavailable
+from culm.clock import Timer, format_time, pause
+from culm.errors import AppError, LetterNotFound, NotFound, Unavailable
 from culm.files import is_safe_stem
-from culm.ids import Ids, LetterId, RunId
-from culm.mail.base import ClaimedLetter, Mailbox, NoMailbox, PostOffice
+from culm.ids import LetterId, RunId, SessionId
+from culm.mail.base import ClaimedLetter, Mailbox, NoMailbox, PostOffice, check_address, has_mailbox
 from culm.mail.letters import (
     LETTERS_MAX,
     Letter,
     Sender,
+    body_of,
     expires_s_of,
     is_expired,
     shown_of,
@@ -26,8 +29,10 @@ from culm.mail.letters import (
     unanswered,
 )
 from culm.permission.gate import ApprovalPolicy
-from culm.run.live_run import LiveRun, RunRequest
+from culm.run.live_run import AgentDuty, LiveRun, RunRequest
 from culm.run.runs import Runs
+from culm.run.turn import TurnContext
+from culm.services import BlockingCall
 from culm.store.base import Tx, together
 from culm.store.letters import (
     UnansweredAsk,
@@ -35,15 +40,19 @@ from culm.store.letters import (
     answer_letter,
     close_letter,
     find_letter,
+    list_letters,
     unanswered_asks,
 )
 from culm.store.runs import expire_run, find_run
-from culm.store.store import Store
-from culm.subagents.outgoing_mail import MailRecipient, OutgoingMail
-from culm.subagents.services import BlockingCall
-from culm.wire.agents import EXTERNAL_PREFIX, LetterShown
+from culm.store.sessions import find_session
+from culm.subagents.starter import AgentCaller
+from culm.subagents.tree import AgentTree
+from culm.tools.agent_tools import MailRequest
+from culm.tools.base import CallResult
+from culm.wire.agents import EXTERNAL_PREFIX, LETTERS_SHOWN, PERSON, LetterKind, LetterShown
 from culm.wire.codec import Json, printable
-from culm.wire.runs import Run
+from culm.wire.config import SelectedModel
+from culm.wire.runs import Limits, Run
 
 log = logging.getLogger(__name__)
 
@@ -57,28 +66,206 @@ LATE = "its time was over"
 SENDER_CHARS_MAX = 200  # The sender of a handwritten letter may have any name.
 
 
-class MailRoom:
+@dataclass(frozen=True, slots=True)
+class MailRecipient:
+    """The agent whose conversation a letter becomes part of."""
+
+    session_id: SessionId
+    address: str  # The address of its only mailbox, whichever id was used to find it.
+    model: SelectedModel | None = None
+    limits: Limits = field(default_factory=Limits)
+    duty: AgentDuty | None = None
+
+
+class OutgoingMail:
+    """Letters that the server delivers: from agents and clients, and replies to asks."""
+
     def __init__(
         self,
+        context: TurnContext,
+        agents: AgentTree,
         post: PostOffice,
-        outbox: OutgoingMail,
-        runs: Runs,
-        store: Store,
-        clock: Clock,
-        ids: Ids,
-        tasks: asyncio.TaskGroup,
         blocking: BlockingCall,
+        on_delivered: Callable[[str], None],
     ) -> None:
-        self.on_busy: Callable[[], None] = _ignore  # `busy` has changed.
+        self._store = context.store
+        self._clock = context.clock
+        self._ids = context.ids
+        self._agents = agents
         self._post = post
-        self._outbox = outbox
-        outbox.on_delivered = self.check
-        self._runs = runs
-        self._store = store
-        self._clock = clock
-        self._ids = ids
-        self._tasks = tasks
         self._blocking = blocking
+        self._on_delivered = on_delivered  # Called with the address.
+        # By mailbox, during deliveries.
+        self._delivering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    # --- recipients and senders
+
+    async def find_recipient(self, address: str) -> MailRecipient | None:
+        """Find an agent by its id or its session's, or the agent of a session of people."""
+        if not is_safe_stem(address):
+            return None
+        if (found := await self._agents.find_duty(address)) is not None:
+            agent, duty = found
+            return MailRecipient(
+                agent.session_id, agent.agent_id, agent.selected, agent.budget, duty
+            )
+        session = await self._store.read(find_session(address))
+        return None if session is None else MailRecipient(session.id, session.id)
+
+    async def _address_of(self, to: str) -> str:
+        """Resolve the address of a mailbox; raises `NoMailbox`."""
+        if (recipient := await self.find_recipient(to)) is not None:
+            return recipient.address
+        if not await self._is_outside(to):
+            raise NoMailbox(to)
+        return to
+
+    async def sender_of(self, from_: str) -> Sender:
+        """Resolve the sender of a client's letter; a person if empty. Raises `NotFound`."""
+        if not from_:
+            return Sender(session_id=PERSON)
+        check_address(from_)
+        recipient = await self.find_recipient(from_)
+        if recipient is not None:
+            return Sender(session_id=recipient.address, agent_id=recipient.address)
+        if from_.startswith(EXTERNAL_PREFIX) and await self._is_outside(from_):
+            return Sender(session_id=from_, agent_id=from_)
+        raise NotFound(
+            f"from: no agent or session with the id {from_} in this project",
+            hint="use the id of an agent, a session or a mailbox that begins with "
+            f"{EXTERNAL_PREFIX}",
+        )
+
+    async def _is_outside(self, address: str) -> bool:
+        """Check for a mailbox that an external program created for replies."""
+        return await self._blocking(lambda: has_mailbox(self._post, address))
+
+    # --- sending
+
+    async def send(
+        self,
+        to: str,
+        kind: LetterKind,
+        content: str | dict[str, Json],
+        sender: Sender,
+        *,
+        correlation_id: str | None = None,
+        is_answer: bool = True,
+        expires_s: float = 0,
+    ) -> LetterShown:
+        """Deliver a letter with a text or a body; it survives a crash once this returns.
+
+        With `is_answer` it is stored as the answer to the correlated letter. Raises `AppError`.
+        """
+        to = await self._address_of(to)
+        now_s = self._clock.now_s()
+        letter = Letter(
+            id=self._ids.letter(),
+            from_=sender,
+            kind=kind,
+            body=body_of(kind, content) if isinstance(content, str) else content,
+            created_at=format_time(now_s),
+            correlation_id=correlation_id,
+            expires_at=format_time(now_s + expires_s) if expires_s else None,
+        )
+        # One at a time per mailbox: a locked mailbox then blocks only one thread.
+        async with self._delivering.setdefault(to, asyncio.Lock()):
+            await self._blocking(lambda: self._post.make(to).deliver(letter))
+        answers = None
+        if correlation_id is not None and is_answer:
+            answers = answer_letter(correlation_id, letter.id)
+        noted = together(add_letter(shown_of(letter, to), run_id=letter.id), answers)
+        try:
+            await asyncio.shield(self._store.write(noted))
+            shown = await self.get(letter.id)
+        except AppError as exc:  # It is delivered anyway, and will be stored when it is read.
+            log.info("letter %s is delivered but not stored: %s", letter.id, exc.message)
+            shown = shown_of(letter, to)
+        self._on_delivered(to)  # If this is cancelled earlier, the next scan finds the letter.
+        return shown
+
+    async def reply(
+        self, letter_id: str, to: str, content: str | dict[str, Json], sender: Sender
+    ) -> LetterShown:
+        """Answer a letter; the reply is correlated with the letter's id."""
+        return await self.send(to, "reply", content, sender, correlation_id=letter_id)
+
+    async def decline(
+        self, letter: Letter, address: str, why: str, *, is_answer: bool = True
+    ) -> None:
+        """Reply to an ask that will not be read; other letters get no reply."""
+        if letter.kind == "ask" and letter.from_.agent_id is not None:
+            sender = Sender(session_id=address, agent_id=address)
+            try:
+                await self.send(
+                    letter.from_.agent_id,
+                    "reply",
+                    unanswered(f"{why}."),
+                    sender,
+                    correlation_id=letter.id,
+                    is_answer=is_answer,
+                )
+            except (AppError, OSError) as exc:
+                log.info("cannot reply to letter %s: %s", letter.id, exc)
+
+    async def serve(self, caller: AgentCaller, request: MailRequest) -> CallResult:
+        """Handle a mail request of an agent; raises `AppError`."""
+        sender = Sender(session_id=caller.session_id, agent_id=caller.agent_id)
+        match request.action:
+            case "send":
+                sent = await self.send(request.to, request.kind, request.text, sender)
+                text = f"Letter {sent.letter_id} is in the mailbox of {sent.to}."
+                if request.kind == "ask":
+                    text += " The answer comes as a letter to you."
+                return CallResult(text)
+            case "reply":
+                letter = await self.get(request.letter)
+                if letter.to != caller.agent_id:
+                    raise LetterNotFound(request.letter)
+                sent = await self.reply(letter.letter_id, letter.from_, request.text, sender)
+                return CallResult(f"Letter {letter.letter_id} is answered by {sent.letter_id}.")
+            case "status":
+                letter = await self.get(request.letter)
+                if caller.agent_id not in (letter.from_, letter.to):
+                    raise LetterNotFound(request.letter)
+                answer = f", by letter {letter.answer_id}" if letter.answer_id else ""
+                return CallResult(
+                    f"Letter {letter.letter_id} to {letter.to}: {letter.state}{answer}."
+                )
+
+    # --- queries
+
+    async def get(self, letter_id: str) -> LetterShown:
+        shown = await self._store.read(find_letter(letter_id))
+        if shown is None:
+            raise LetterNotFound(letter_id)
+        return shown
+
+    async def list(self, agent_id: str = "") -> list[LetterShown]:
+        return await self._store.read(list_letters(agent_id, LETTERS_SHOWN))
+
+
+class MailRoom:
+    """Incoming letters: from mailboxes into conversations, and the answers to them."""
+
+    def __init__(
+        self,
+        context: TurnContext,
+        runs: Runs,
+        agents: AgentTree,
+        post: PostOffice,
+        blocking: BlockingCall,
+        on_busy: Callable[[], None],
+    ) -> None:
+        self.outbox = OutgoingMail(context, agents, post, blocking, self.check)
+        self._store = context.store
+        self._clock = context.clock
+        self._ids = context.ids
+        self._tasks = context.tasks
+        self._runs = runs
+        self._post = post
+        self._blocking = blocking
+        self._on_busy = on_busy  # Called when `busy` has changed.
         # Letters in progress, each with the task that follows it and its run.
         self._open: dict[LetterId, tuple[asyncio.Task[None], LiveRun]] = {}
         self._checking: dict[str, asyncio.Task[None]] = {}  # By mailbox.
@@ -165,7 +352,7 @@ class MailRoom:
         task = self._tasks.create_task(self._check(address), name=f"mail of {address}")
         self._checking[address] = task
         task.add_done_callback(lambda checked: self._on_checked(address, checked))
-        self.on_busy()
+        self._on_busy()
 
     def _on_checked(self, address: str, checked: asyncio.Task[None]) -> None:
         del self._checking[address]
@@ -173,7 +360,7 @@ class MailRoom:
         self._recheck.discard(address)
         if was_notified and not checked.cancelled():
             self.check(address)
-        self.on_busy()
+        self._on_busy()
 
     async def _check(self, address: str) -> None:
         try:
@@ -197,7 +384,7 @@ class MailRoom:
 
     async def _process_all(self, address: str, claims: Sequence[ClaimedLetter]) -> bool:
         """Process letters in order; False if there is no room. Raises `AppError`, OSError."""
-        recipient = await self._outbox.find_recipient(address) if claims else None
+        recipient = await self.outbox.find_recipient(address) if claims else None
         for index, claim in enumerate(claims):
             if claim.letter.id in self._open or await self._try_process(address, claim, recipient):
                 continue
@@ -263,7 +450,7 @@ class MailRoom:
     def _track(self, address: str, claim: ClaimedLetter, run: LiveRun) -> None:
         def on_done(_: object) -> None:
             del self._open[claim.letter.id]
-            self.on_busy()
+            self._on_busy()
 
         task = self._tasks.create_task(
             self._follow(address, claim, run), name=f"letter {claim.letter.id}"
@@ -361,7 +548,7 @@ class MailRoom:
         self, address: str, claim: ClaimedLetter, why: str, *, is_answer: bool = True
     ) -> None:
         """Bury a letter. Its ask is answered first, because a buried letter is not seen again."""
-        await self._outbox.decline(claim.letter, address, why, is_answer=is_answer)
+        await self.outbox.decline(claim.letter, address, why, is_answer=is_answer)
         await self._on(address, lambda box: box.bury(claim))
 
     async def _answer(self, letter: Letter, address: str, run: LiveRun) -> None:
@@ -376,7 +563,7 @@ class MailRoom:
         if run.control.ending.outcome not in ("end_turn", "max_tokens") or not answer:
             content = unanswered(f"the run ended {run.control.ending.outcome}. {answer}".strip())
         sender = Sender(session_id=run.session_id, agent_id=address)
-        await self._outbox.reply(letter.id, letter.from_.agent_id, content, sender)
+        await self.outbox.reply(letter.id, letter.from_.agent_id, content, sender)
 
     async def _answer_leftovers(self) -> None:
         """Reply to the asks that an earlier server could not answer."""
@@ -403,7 +590,7 @@ class MailRoom:
             f" conversation of {letter.to}."
         )
         try:
-            await self._outbox.reply(letter.letter_id, letter.from_, body, sender)
+            await self.outbox.reply(letter.letter_id, letter.from_, body, sender)
         except (AppError, OSError) as exc:
             log.info("cannot reply to letter %s: %s", letter.letter_id, exc)
             return False
@@ -419,7 +606,7 @@ class MailRoom:
         try:
             left = await self._blocking(lambda: self._empty(address))
             for letter in left:
-                await self._outbox.decline(letter, address, "its agent was deleted")
+                await self.outbox.decline(letter, address, "its agent was deleted")
         except (AppError, OSError) as exc:
             log.warning("cannot remove the mailbox of %s: %s", address, exc)
 
@@ -447,10 +634,6 @@ def _note(shown: LetterShown) -> Callable[[Tx], None]:
     if shown.kind == "reply" and shown.correlation_id:
         answers = answer_letter(shown.correlation_id, LetterId(shown.letter_id), by=shown.from_)
     return together(add_letter(shown, run_id=shown.letter_id), answers)
-
-
-def _ignore() -> None:
-    pass
 
 
 def letter_text(letter: Letter) -> str:

@@ -1,24 +1,23 @@
 """Start agents: all agents of a call or none, each with its session, its row and its first run."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from culm.clock import Clock, within
+from culm.clock import within
 from culm.config.layers import ToolConfig
 from culm.errors import LimitExceeded
-from culm.ids import AgentId, Ids, SessionId
-from culm.model.choice import Models
+from culm.ids import AgentId, SessionId
 from culm.permission.gate import ApprovalPolicy
 from culm.run.budget import Account
 from culm.run.live_run import AgentDuty, LiveRun, RunRequest
 from culm.run.runs import STOP_S, Runs
-from culm.settings import Settings
+from culm.run.turn import TurnContext
 from culm.store.agents import NewAgent, add_agent
 from culm.store.base import together
 from culm.store.sessions import add_session, count_sessions
-from culm.store.store import Store
-from culm.subagents.agent_worktrees import AgentWorktrees
+from culm.subagents.agent_worktrees import AgentWorktrees, with_worktree
 from culm.subagents.start_policy import (
     ParentAgent,
     PlannedAgent,
@@ -26,6 +25,7 @@ from culm.subagents.start_policy import (
     plan_agent,
     roles_with,
 )
+from culm.subagents.tree import AgentTree
 from culm.tools.agent_tools import AgentAssignment
 from culm.tools.base import CallRequest
 from culm.wire.codec import encode
@@ -50,19 +50,22 @@ class AgentCaller:
         return self.sessions[-1] if self.sessions else ""
 
 
+class ToolingSource(Protocol):
+    """The owner of a configuration that can change."""
+
+    @property
+    def tooling(self) -> ToolConfig: ...
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStarter:
     """Starts the agents of one workspace."""
 
-    store: Store
-    models: Models
+    context: TurnContext
     runs: Runs
+    agents: AgentTree
     worktrees: AgentWorktrees
-    tooling: Callable[[], ToolConfig]
-    clock: Clock
-    ids: Ids
-    settings: Settings
-    on_root: Callable[[SessionId], None]  # Called with the session of an agent of a client.
+    configuration: ToolingSource
 
     async def start(
         self,
@@ -79,7 +82,7 @@ class AgentStarter:
         planned = [self._plan(assignment, caller) for assignment in assignments]
         self.check_room(caller, len(planned))
         await self._check_sessions(len(planned))
-        ids = [self.ids.agent() for _ in planned]
+        ids = [self.context.ids.agent() for _ in planned]
         wanted = [agent_id for agent_id, one in zip(ids, planned, strict=True) if one.worktree]
         made = await self.worktrees.make(wanted)
         try:
@@ -87,22 +90,22 @@ class AgentStarter:
                 self._new(number, agent_id, one, caller, call, detached=detached)
                 for number, (agent_id, one) in enumerate(zip(ids, planned, strict=True), 1)
             ]
-            news = [self.worktrees.with_worktree(new, made.get(new.id)) for new in news]
+            news = [with_worktree(new, made.get(new.id)) for new in news]
             return await self._begin(news, planned, caller)
         except Exception:  # boundary: nothing is left of agents that cannot be started
             await self.worktrees.undo(made.values())
             raise
 
     def _plan(self, assignment: AgentAssignment, caller: AgentCaller) -> PlannedAgent:
-        roles = roles_with(self.tooling().roles)
-        depth_max = self.settings.agents_depth_max
+        roles = roles_with(self.configuration.tooling.roles)
+        depth_max = self.context.settings.agents_depth_max
         return plan_agent(assignment, caller.above, roles, self._choose, depth_max=depth_max)
 
     def _choose(self, wanted: str, above: SelectedModel) -> SelectedModel:
         """Find a model by name; without a name, return the parent's model."""
         if not wanted:
             return above
-        models = self.models.current
+        models = self.context.models.current
         if wanted in ("large", "small"):
             return models.choose(wanted) or above
         provider, _, model = wanted.partition("/")
@@ -115,7 +118,7 @@ class AgentStarter:
         return SelectedModel(model=model, provider=provider)
 
     def check_room(self, caller: AgentCaller, more: int) -> None:
-        limit = self.settings.agents_children_max
+        limit = self.context.settings.agents_children_max
         duties = (run.duty for run in self.runs.live() if run.duty is not None)
         at_work = len({duty.agent_id for duty in duties if duty.path[:-1] == caller.path})
         left = max(0, limit - at_work)
@@ -126,8 +129,8 @@ class AgentStarter:
 
     async def _check_sessions(self, more: int) -> None:
         """Check the session limit for all agents before any of them is created."""
-        limit = self.settings.sessions_max
-        if await self.store.read(count_sessions) + more > limit:
+        limit = self.context.settings.sessions_max
+        if await self.context.store.read(count_sessions) + more > limit:
             raise LimitExceeded("sessions in this workspace", limit)
 
     def _new(
@@ -142,7 +145,7 @@ class AgentStarter:
     ) -> NewAgent:
         return NewAgent(
             id=agent_id,
-            session_id=self.ids.session() if call is None else session_id_of(call, number),
+            session_id=self.context.ids.session() if call is None else session_id_of(call, number),
             parent_id=caller.agent_id,
             parent_session_id=caller.session_id,
             name=planned.name,
@@ -182,12 +185,12 @@ class AgentStarter:
     def _accept(self, new: NewAgent, request: RunRequest, caller: AgentCaller) -> LiveRun:
         """Create the agent's row, its session and its first run together, or none of them."""
         if not new.parent_id:
-            self.on_root(new.session_id)
+            self.agents.roots.add(new.session_id)
         session = add_session(
             new.session_id,
             new.name,
             parent_id=new.parent_session_id,
-            sessions_max=self.settings.sessions_max,
+            sessions_max=self.context.settings.sessions_max,
         )
         return self.runs.accept(
             new.session_id,
@@ -207,7 +210,7 @@ class AgentStarter:
         for run in runs:
             self.runs.orphan(run)
         stopping = [run for run in runs if run.control.turn is not None or run.state == "accepted"]
-        await within(self.clock, END_S, all_ended(stopping))
+        await within(self.context.clock, END_S, all_ended(stopping))
 
 
 def _request_of(planned: PlannedAgent, caller: AgentCaller) -> RunRequest:

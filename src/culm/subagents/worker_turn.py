@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from culm.errors import AppError
 from culm.fleet.executor import DENIED_PREFIX, LIMIT_PREFIX, Outcome
 from culm.fleet.host.caller import RunControl
-from culm.fleet.host.dispatch import Fleet
 from culm.model.choice import Models
 from culm.run.journal import TurnJournal
 from culm.run.live_run import LiveRun
 from culm.run.runs import Runs
+from culm.services import WorkerFleet
 from culm.store.agents import StoredAgent
 from culm.subagents.provisioning import AgentEnvironment, provision_of, spec_of
 from culm.subagents.replay import ReplayContext, WorkerReplay
@@ -38,7 +38,7 @@ class WorkerTurnResult:
 class WorkerTurns:
     """Runs the turns of a workspace's agents."""
 
-    fleet: Fleet
+    fleet: WorkerFleet
     models: Models
     runs: Runs
     environment: Callable[[], AgentEnvironment]

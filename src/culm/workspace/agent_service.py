@@ -23,10 +23,10 @@ from culm.run.runs import Runs
 from culm.run.turn import TurnContext
 from culm.store.agents import StoredAgent, agents_at_work, children_of
 from culm.store.base import StoredEvent
+from culm.subagents.agent_turns import AgentTurns
 from culm.subagents.agent_worktrees import AgentWorktrees
 from culm.subagents.delegation import TreeDelegation
 from culm.subagents.mail_room import MailRoom
-from culm.subagents.outgoing_mail import OutgoingMail
 from culm.subagents.provisioning import AgentEnvironment
 from culm.subagents.start_policy import StartRefused, role_text, roles_with, top_agent
 from culm.subagents.starter import AgentCaller, AgentStarter, all_ended
@@ -43,41 +43,52 @@ from culm.wire.agents import (
     SendLetter,
     StartAgent,
 )
-from culm.wire.asks import Approve
-from culm.wire.codec import Json, decode, encode
-from culm.wire.runs import Ending, Limits, RunChanged
+from culm.wire.codec import decode, encode
+from culm.wire.runs import Limits, RunChanged
 from culm.wire.workspaces import Process
-from culm.workspace.config import WorkspaceConfig
-from culm.workspace.roots import WorkspaceInfo, project_folder, project_key
+from culm.workspace.roots import project_key
 from culm.workspace.run_service import CANCEL_WAIT_S
-from culm.workspace.toolbox import ServerServices, Toolbox
+from culm.workspace.services import WorkspaceServices
+from culm.workspace.toolbox import Toolbox
 from culm.worktrees import Worktrees
-
-NO_WORKERS = Ending("error", "No workers", "This server cannot run sub-agents.")
 
 
 class AgentService:
-    """The agents of a workspace on a server with a fleet. Created by `make_agent_service`."""
+    """The agents of one workspace and their mail, for its routes. Owns all their parts."""
 
     def __init__(
         self,
+        services: WorkspaceServices,
         context: TurnContext,
-        agents: AgentTree,
-        starter: AgentStarter,
         runs: Runs,
-        mail: MailRoom,
-        outbox: OutgoingMail,
-        parse_approve: Callable[[Json], Approve | None],
-        check_open: Callable[[], None],
+        toolbox: Toolbox,
+        on_busy: Callable[[], None],
     ) -> None:
-        self._parse_approve = parse_approve
-        self.agents = agents
-        self.mail = mail
-        self.outbox = outbox
+        server, folder = services.server, services.about.folder
+        post = server.make_post(folder / "mailboxes")
+        git = Worktrees(toolbox.context)
+        self._worktrees = AgentWorktrees(context, runs, git, folder / "worktrees")
+        self.agents = AgentTree(context, runs)
+        self._starter = AgentStarter(
+            context, runs, self.agents, self._worktrees, services.configuration
+        )
+        self.mail = MailRoom(context, runs, self.agents, post, server.run_blocking, on_busy)
+        self.outbox = self.mail.outbox
+        self._delegation = TreeDelegation(context, self.agents, runs, self._starter, self.outbox)
+        self.turns = AgentTurns(
+            context,
+            runs,
+            self.agents,
+            self._worktrees,
+            self._delegation,
+            server.fleet,
+            self._environment,
+        )
+        self._services = services
         self._context = context
-        self._starter = starter
         self._runs = runs
-        self._check_open = check_open
+        self._toolbox = toolbox
+        self._check_open = services.lifetime.check_open
         # The latest event of each agent that has not ended.
         self._at_work: dict[str, TransientEvent] = {}
 
@@ -90,7 +101,7 @@ class AgentService:
         if model is None:
             raise AgentNotReady
         names = list(self._context.tools())
-        approval = ApprovalPolicy(body.headless, self._parse_approve(body.approve))
+        approval = ApprovalPolicy(body.headless, self._toolbox.parse_approve(body.approve))
         caller = AgentCaller("", (), (), top_agent(names, model), approval)
         assignment = AgentAssignment(
             prompt=body.prompt,
@@ -201,17 +212,17 @@ class AgentService:
             self._at_work[agent.agent_id] = TransientEvent(
                 "agent_changed", agent.session_id, encode(agent)
             )
-        await self.agents.sweeper.find_orphans()
+        await self._worktrees.find_orphans()
 
     async def start(self) -> None:
         """Remove leftovers and look for letters, after the runs continue."""
-        self.agents.sweeper.start()
+        self._worktrees.start()
         await self.mail.start()
 
     def close(self) -> None:
         """Start nothing new."""
         self.mail.close()
-        self.agents.sweeper.close()
+        self._worktrees.close()
 
     async def stop(self) -> None:
         """Stop after the runs have ended or were abandoned."""
@@ -221,7 +232,7 @@ class AgentService:
         """Track the agents at work, for new subscribers, and clean up after the others."""
         for event in events:
             if event.type == "run_changed" and b'"state":"ended"' in event.payload:
-                self._on_run_ended(decode(event.payload, RunChanged))
+                self._worktrees.on_run_ended(decode(event.payload, RunChanged).agent_id)
             if event.type not in ("agent_started", "agent_changed", "agent_ended"):
                 continue
             if event.op == "deleted" or b'"state":"ended"' in event.payload:
@@ -229,10 +240,6 @@ class AgentService:
             else:
                 shown = TransientEvent("agent_changed", event.session_id, event.payload)
                 self._at_work[event.entity_id] = shown
-
-    def _on_run_ended(self, run: RunChanged) -> None:
-        if run.agent_id:
-            self.agents.sweeper.on_run_ended(run.agent_id)
 
     def state_events(self) -> Iterable[TransientEvent]:
         return list(self._at_work.values())
@@ -242,7 +249,8 @@ class AgentService:
         await self.mail.forget(session_id)
         for stored in agents:
             await self.mail.forget(stored.agent.agent_id)
-            await self.agents.forget(stored)
+            self.agents.roots.discard(stored.agent.session_id)
+            await self._worktrees.forget(stored)
 
     async def workers(self) -> list[Process]:
         """Return the worker processes of agents."""
@@ -265,73 +273,26 @@ class AgentService:
             for (run, turn), stat in zip(live, stats, strict=True)
         ]
 
+    # --- turns of agents
 
-def make_agent_service(
-    context: TurnContext,
-    runs: Runs,
-    toolbox: Toolbox,
-    configuration: WorkspaceConfig,
-    about: WorkspaceInfo,
-    services: ServerServices,
-    check_open: Callable[[], None],
-    on_mail: Callable[[], None],
-) -> AgentService | None:
-    """Build the service; None on a server without workers."""
-    fleet_services = services.agents
-    if fleet_services is None:
-        return None
+    def make_tools(self, tooling: ToolConfig) -> Mapping[str, Tool]:
+        """Make the tools with which an agent starts others."""
+        roles = role_text(roles_with(tooling.roles))
+        return make_agent_tools(self._delegation, may_start=True, roles=roles)
 
-    def place() -> AgentEnvironment:
+    def _environment(self) -> AgentEnvironment:
+        """Return the settings that agents share, as they are now."""
+        server, about = self._services.server, self._services.about
+        configuration = self._services.configuration
         return AgentEnvironment(
             workspace=about.path,
-            discovery_dir=fleet_services.discovery_dir,
+            discovery_dir=server.discovery_dir,
             project_key=project_key(about.path),
-            env=toolbox.context.env(),
+            env=configuration.env,
             tooling=configuration.tooling,
-            tools=list(toolbox.tools()),
+            tools=list(self._toolbox.tools()),
             context=context_paths_of(configuration.shown.options),
-            depth_max=context.settings.agents_depth_max,
-            steps_max=context.settings.run_steps_max,
-            compacts=context.models.current.compacts,
+            depth_max=server.settings.agents_depth_max,
+            steps_max=server.settings.run_steps_max,
+            compacts=self._context.models.current.compacts,
         )
-
-    folder = project_folder(about.root, about.path)
-    worktrees = AgentWorktrees(Worktrees(toolbox.context), about.path, folder / "worktrees")
-    agents = AgentTree(context, fleet_services.fleet, worktrees, place)
-    starter = AgentStarter(
-        context.store,
-        context.models,
-        runs,
-        worktrees,
-        lambda: configuration.tooling,
-        context.clock,
-        context.ids,
-        context.settings,
-        agents.roots.add,
-    )
-    post = fleet_services.make_post(folder / "mailboxes")
-    outbox = OutgoingMail(
-        post, agents, context.store, context.clock, context.ids, fleet_services.blocking
-    )
-    mail = MailRoom(
-        post,
-        outbox,
-        runs,
-        context.store,
-        context.clock,
-        context.ids,
-        context.tasks,
-        fleet_services.blocking,
-    )
-    mail.on_busy = on_mail
-    delegation = TreeDelegation(context, agents, runs, starter, outbox.serve)
-    agents.join(runs, delegation)
-
-    def tools_of(tooling: ToolConfig) -> Mapping[str, Tool]:
-        roles = role_text(roles_with(tooling.roles))
-        return make_agent_tools(delegation, may_start=True, roles=roles)
-
-    toolbox.offer(tools_of)
-    return AgentService(
-        context, agents, starter, runs, mail, outbox, toolbox.parse_approve, check_open
-    )

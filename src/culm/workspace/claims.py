@@ -1,19 +1,34 @@
 """Claims keep a workspace open: one pure function from claims and an input to new claims.
 
-A claim is one client's reason; live runs count as another. The caller owns the timers, the presence
-events and the teardown: it arms the timer that a `ClaimStep` contains and reports back. The values
-are msgspec structs because a dozen frozen dataclasses add 12 ms to every start.
+A claim is one client's reason; live runs count as another. `WorkspaceLifetime` owns the claims of a
+workspace, arms the timer that a `ClaimStep` contains and reports back; the registry carries out the
+teardown. The values are msgspec structs because a dozen frozen dataclasses add 12 ms to every
+start.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 from typing import assert_never
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from culm.clock import Clock, Timer
+from culm.errors import (
+    ClientNotAttached,
+    InvalidRequest,
+    LimitExceeded,
+    WorkspaceClosing,
+    WorkspaceNotFound,
+)
+from culm.events.hub import TransientEvent
 from culm.ids import ClientId
+from culm.settings import Settings
+from culm.wire.codec import encode
+from culm.wire.workspaces import Present
+
+SESSION_ID_CHARS_MAX = 512  # A child's id is made of its parent's message and call.
 
 
 class ClientClaim(Struct, frozen=True):
@@ -39,10 +54,6 @@ class Claims(Struct, frozen=True):
     def attached(self) -> Counter[str]:
         """Count the clients with a live stream per selected session."""
         return Counter(c.session_id for c in self.by_client.values() if c.streams)
-
-    def is_watched(self) -> bool:
-        """Return True if somebody could answer an ask."""
-        return any(claim.is_interactive for claim in self.by_client.values())
 
     def attached_to(self, session_id: str) -> int:
         return self.attached()[session_id]
@@ -224,3 +235,110 @@ def _put(claims: Claims, client_id: ClientId, claim: ClientClaim) -> Claims:
 def _drop(claims: Claims, client_id: ClientId) -> Claims:
     rest = {other: claim for other, claim in claims.by_client.items() if other != client_id}
     return replace(claims, by_client=rest)
+
+
+class WorkspaceLifetime:
+    """The claims on one workspace, with their timers, and the presence of its clients."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        settings: Settings,
+        publish: Callable[[TransientEvent], None],
+        on_fate: Callable[[WorkspaceFate], None],
+    ) -> None:
+        self.claims = Claims()
+        self.closing = False
+        self.is_abandoned = False  # Its runs had no client for too long: none keeps waiting.
+        self._clock = clock
+        self._publish = publish
+        self._on_fate = on_fate  # Called if the workspace is no longer needed.
+        self._clients_max = settings.clients_max
+        self._graces = Graces(
+            settings.create_grace_s, settings.detach_grace_s, settings.abandoned_runs_s
+        )
+        self._timers: dict[ClientId | None, Timer] = {}
+
+    def is_watched(self) -> bool:
+        """Return True if somebody could answer an ask."""
+        return any(claim.is_interactive for claim in self.claims.by_client.values())
+
+    def check_open(self) -> None:
+        """Raise `WorkspaceClosing` once the workspace is closing."""
+        if self.closing:
+            raise WorkspaceClosing
+
+    def close(self) -> None:
+        """Accept nothing new; safe to repeat."""
+        self.closing = True
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def apply(self, event: Input) -> None:
+        """Apply one input to the claims and carry out the result."""
+        if self.closing:
+            return  # Its fate is decided.
+        before = self.claims
+        step = on_claim(before, event, self._graces)
+        self.claims = step.claims
+        if step.arm is not None:
+            self._arm(step.arm)
+        self._publish_presence(before)
+        if step.fate is not WorkspaceFate.KEEP:
+            self.is_abandoned = step.fate is WorkspaceFate.INTERRUPT
+            self._on_fate(step.fate)
+
+    def open_stream(self, client_id: ClientId, *, interactive: bool = False) -> int:
+        """Count a stream of this client; return the number to pass to `close_stream`."""
+        if self.closing:
+            raise WorkspaceNotFound
+        self.check_room(client_id)
+        self.apply(StreamOpened(client_id, interactive))
+        return self.claims.by_client[client_id].claim_id
+
+    def check_room(self, client_id: ClientId) -> None:
+        """Raise `LimitExceeded` if there is no room for another client."""
+        if client_id not in self.claims.by_client and (
+            len(self.claims.by_client) >= self._clients_max
+        ):
+            raise LimitExceeded("clients of this workspace", self._clients_max)
+
+    def close_stream(
+        self, client_id: ClientId, claim_id: int, *, interactive: bool = False
+    ) -> None:
+        self.apply(StreamClosed(client_id, claim_id, interactive))
+
+    def select(self, client_id: ClientId, session_id: str) -> None:
+        """Record the session that a client shows; requires a live stream."""
+        claim = self.claims.by_client.get(client_id)
+        if claim is None or not claim.streams:
+            raise ClientNotAttached
+        if len(session_id) > SESSION_ID_CHARS_MAX:
+            raise InvalidRequest(f"session_id may have at most {SESSION_ID_CHARS_MAX} characters")
+        self.apply(Selected(client_id, session_id))
+
+    def _arm(self, arm: ArmTimer) -> None:
+        """Keep one timer per client: a newer one voids the report of the older one."""
+        owner = arm.then.client_id if isinstance(arm.then, HoldExpired) else None
+        if older := self._timers.pop(owner, None):
+            older.cancel()
+
+        def fire() -> None:
+            del self._timers[owner]
+            self.apply(arm.then)
+
+        self._timers[owner] = self._clock.call_later(arm.delay_s, fire)
+
+    def presence(self) -> Iterable[Present]:
+        for client_id, claim in self.claims.by_client.items():
+            if claim.streams:
+                yield Present(client_id, claim.session_id)
+
+    def _publish_presence(self, before: Claims) -> None:
+        for client_id in before.by_client.keys() | self.claims.by_client.keys():
+            old, new = before.by_client.get(client_id), self.claims.by_client.get(client_id)
+            was = old.session_id if old is not None and old.streams else None
+            now = new.session_id if new is not None and new.streams else None
+            if was != now:
+                present = Present(client_id, now or "", attached=now is not None)
+                self._publish(TransientEvent("presence_changed", "", encode(present)))

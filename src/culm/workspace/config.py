@@ -17,7 +17,6 @@ from culm.config.layers import ToolConfig, provider_ids, read_tooling
 from culm.config.references import run_command
 from culm.config.sources import ConfigSources, LoadedConfig
 from culm.errors import InvalidRequest, Rejected
-from culm.ids import WorkspaceId
 from culm.model.choice import (
     USER_LAYER,
     WORKSPACE_LAYER,
@@ -31,6 +30,7 @@ from culm.store.store import Store
 from culm.wire.codec import encode
 from culm.wire.config import Config
 from culm.wire.events import ConfigChanged
+from culm.workspace.roots import WorkspaceInfo
 
 log = logging.getLogger(__name__)
 
@@ -53,24 +53,18 @@ class WorkspaceConfig:
 
     def __init__(
         self,
-        workspace_id: WorkspaceId,
-        path: Path,
+        about: WorkspaceInfo,
         origins: ConfigOrigins,
         store: Store,
         *,
         base_env: Mapping[str, str],
         env: Mapping[str, str],
-        data_directory: str,
-        debug: bool,
     ) -> None:
-        self._workspace_id = workspace_id
+        self._about = about
         self._origins = origins
         self._store = store
-        self._path = path
         self._base_env = base_env  # The server's own environment.
         self._env = {**base_env, **env}  # A client's environment takes precedence.
-        self._data_directory = data_directory
-        self._debug = debug
         self._found = NOTHING
         self._loaded = LoadedConfig()
         self._whole: Document | None = None  # Cached until a layer changes.
@@ -132,7 +126,7 @@ class WorkspaceConfig:
         return layers_of(self._found, self._loaded, user, own)
 
     def _show(self, document: Document) -> Config:
-        return shown_config(document, data_directory=self._data_directory, debug=self._debug)
+        return shown_config(document, data_directory=str(self._about.root), debug=self._about.debug)
 
     # --- changing
 
@@ -168,7 +162,7 @@ class WorkspaceConfig:
         It does not run in the workspace: its files are untrusted, and many programs execute files
         from the current directory.
         """
-        env = {**self._env, "CULM_WORKSPACE": str(self._path)}
+        env = {**self._env, "CULM_WORKSPACE": str(self._about.path)}
         return await run_command(command, env, Path(env.get("HOME") or "/"))
 
     async def load(self) -> None:
@@ -219,7 +213,7 @@ class WorkspaceConfig:
                 if await sources.changed():
                     await self.load()
             except Exception:  # boundary: the content of a file must not end the workspace
-                log.exception("the configuration of %s cannot be read", self._path)
+                log.exception("the configuration of %s cannot be read", self._about.path)
 
     def _forget_document(self) -> None:
         self._whole = self._shown = self._models = self._tooling = None
@@ -228,7 +222,7 @@ class WorkspaceConfig:
         """Publish the change durably, later if the store cannot write now."""
         self._forget_document()
         self._unpublished = False
-        payload = encode(ConfigChanged(self._workspace_id))
+        payload = encode(ConfigChanged(self._about.id))
 
         def failed(_: Exception) -> None:
             self._unpublished = True

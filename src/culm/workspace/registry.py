@@ -12,6 +12,7 @@ import stat
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from culm.clock import Clock, Timer
@@ -48,7 +49,8 @@ _OUR_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, e
 
 # Opens and closes a workspace: lock, store, recovery.
 OpenWorkspace = Callable[
-    [WorkspaceInfo, Mapping[str, str]], AbstractAsyncContextManager[LiveWorkspace]
+    [WorkspaceInfo, Mapping[str, str], Callable[[WorkspaceFate], None]],
+    AbstractAsyncContextManager[LiveWorkspace],
 ]
 
 
@@ -164,8 +166,8 @@ class Registry:
             raise ChannelsDiffer(request.path)
         env = self._env_of(path, env)
         if entry.workspace is not None:
-            entry.workspace.check_room(client_id)
-            entry.workspace.claim(Created(client_id))
+            entry.workspace.lifetime.check_room(client_id)
+            entry.workspace.lifetime.apply(Created(client_id))
             await entry.workspace.configuration.use_env(env)
             return entry.workspace
         if len(entry.waiting) >= self._settings.clients_max:
@@ -241,7 +243,11 @@ class Registry:
         if entry is None:
             return True
         workspace = entry.workspace
-        return workspace is not None and not any(workspace.presence()) and not workspace.at_work
+        return (
+            workspace is not None
+            and not any(workspace.lifetime.presence())
+            and not workspace.at_work
+        )
 
     def _env_of(self, path: Path, env: Mapping[str, str]) -> Mapping[str, str]:
         """Return the first non-empty environment; later creates may omit it."""
@@ -262,7 +268,8 @@ class Registry:
     async def _host(self, entry: _Entry) -> None:
         try:
             env = self._env_of(entry.about.path, {})
-            async with self._open_workspace(entry.about, env) as workspace:
+            on_fate = partial(self._on_fate, entry)
+            async with self._open_workspace(entry.about, env, on_fate) as workspace:
                 if self._announce(entry, workspace):
                     await entry.unwanted.wait()
         except Exception as exc:  # boundary: the failure of one workspace must not end the server
@@ -311,13 +318,14 @@ class Registry:
             return False
         entry.workspace = workspace
         self._by_id[entry.about.id] = workspace
-        workspace.on_fate = lambda fate: self._on_fate(entry, fate)
         for client_id in waiting:
-            workspace.claim(Created(client_id))
+            workspace.lifetime.apply(Created(client_id))
         entry.opened.set_result(workspace)
         return True
 
     def _on_fate(self, entry: _Entry, fate: WorkspaceFate) -> None:
+        if entry.workspace is None:
+            return  # It is still opening; `_announce` decides if it is needed.
         # Closing ends live runs as interrupted; with CLOSE there are none.
         why = (
             "nobody needs it"
@@ -332,7 +340,7 @@ class Registry:
         """Hide it: from now on routes return 404 and a create waits for a new incarnation."""
         entry.unwanted.set()
         if entry.workspace is not None:
-            entry.workspace.closing = True
+            entry.workspace.lifetime.closing = True
             if self._by_id.get(entry.about.id) is entry.workspace:
                 del self._by_id[entry.about.id]
 
@@ -341,7 +349,7 @@ class Registry:
     def release(self, workspace_id: str, client_id: ClientId) -> None:
         """Release a client's claim; unknown ids have no effect."""
         if workspace := self._by_id.get(WorkspaceId(workspace_id)):
-            workspace.claim(Released(client_id))
+            workspace.lifetime.apply(Released(client_id))
 
     def retire(self, client_id: ClientId) -> None:
         """Forget a client everywhere, permanently."""
@@ -349,7 +357,7 @@ class Registry:
         if len(self._retired) > RETIRED_MAX:
             del self._retired[next(iter(self._retired))]
         for workspace in self.list():
-            workspace.claim(Retired(client_id))
+            workspace.lifetime.apply(Retired(client_id))
 
     # --- the server leaving
 

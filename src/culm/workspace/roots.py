@@ -56,6 +56,11 @@ class WorkspaceInfo:
     debug: bool = False
     channels: tuple[str, ...] = ()
 
+    @property
+    def folder(self) -> Path:
+        """The directory with all its data."""
+        return project_folder(self.root, self.path)
+
 
 @dataclass(slots=True)
 class _Held:

@@ -6,7 +6,7 @@ that a client that disconnects changes nothing. `run/` owns the runs themselves.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +25,6 @@ from culm.errors import (
     WorkspaceClosing,
 )
 from culm.ids import RunId, SessionId
-from culm.model.choice import Models
 from culm.permission.gate import ApprovalPolicy
 from culm.run.limits import check_limits
 from culm.run.live_run import AgentDuty, LiveRun, RunRequest, digest_of
@@ -41,8 +40,7 @@ from culm.store.runs import (
     list_runs,
 )
 from culm.store.sessions import find_session
-from culm.store.store import Store
-from culm.wire.agents import Agent as SubAgent
+from culm.subagents.tree import AgentTree
 from culm.wire.config import SelectedModel
 from culm.wire.runs import (
     AgentInfo,
@@ -54,6 +52,7 @@ from culm.wire.runs import (
     Run,
     State,
 )
+from culm.workspace.services import WorkspaceServices
 from culm.workspace.toolbox import Toolbox
 
 RUNS_SHOWN = 500
@@ -65,27 +64,18 @@ _RUN_ID = re.compile(r"(?!\.{1,2}$)[!-~]{1,200}")  # Used in URLs and in a heade
 CANCEL_WAIT_S = 10.0  # Longer than the time after which a stopped run is abandoned.
 
 
-FindDuty = Callable[[str], Awaitable[tuple[SubAgent, AgentDuty] | None]]
-
-
 class RunService:
     """Runs of one workspace, for its routes."""
 
     def __init__(
-        self,
-        runs: Runs,
-        store: Store,
-        models: Models,
-        toolbox: Toolbox,
-        find_duty: FindDuty,
-        check_open: Callable[[], None],
+        self, services: WorkspaceServices, runs: Runs, toolbox: Toolbox, agents: AgentTree
     ) -> None:
-        self._toolbox = toolbox
         self._runs = runs
-        self._store = store
-        self._models = models
-        self._find_duty = find_duty  # Finds the agent of a session; None for the session's own.
-        self._check_open = check_open  # Raises once the workspace is closing.
+        self._toolbox = toolbox
+        self._agents = agents
+        self._store = services.store
+        self._models = services.models
+        self._check_open = services.lifetime.check_open
 
     def info(self) -> AgentInfo:
         """Describe the agent. An unusable model counts as ready: a prompt reports the problem."""
@@ -135,7 +125,10 @@ class RunService:
         self, session_id: SessionId, asked: RunRequest
     ) -> tuple[RunRequest, AgentDuty | None]:
         """Assign a request in an agent's session to that agent, with its model and budget."""
-        found = await self._find_duty(session_id)
+        # Never wait for a session of people, to keep prompts in order.
+        if not self._agents.has_session(session_id):
+            return asked, None
+        found = await self._agents.find_duty(session_id)
         if found is None:
             return asked, None
         agent, duty = found

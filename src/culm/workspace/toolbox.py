@@ -6,28 +6,18 @@ Owns the state that tools share within a workspace, and ends every process start
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from culm.clock import Clock
 from culm.config.layers import ToolConfig
 from culm.errors import InvalidRequest, SessionNotFound
-from culm.events.hub import TransientEvent
-from culm.ids import Ids, SessionId, WorkspaceId
-from culm.model.choice import MakeModel
+from culm.ids import SessionId
 from culm.permission.gate import PermissionGate
 from culm.permission.hooks import Hooks
 from culm.permission.policy import PolicyInput, resolve_approve
-from culm.processes.base import Processes
-from culm.run.messages import Messages
-from culm.run.project_context import ContextPaths, ProjectContext
 from culm.store.asks import list_asks
 from culm.store.sessions import find_session
-from culm.store.store import Store
-from culm.subagents.services import FleetServices
 from culm.tools.base import Tool, ToolContext
-from culm.tools.files.file_executor import FileExecutor
 from culm.tools.files.paths import WorkspacePaths
 from culm.tools.own_tools import own_tools
 from culm.tools.process.jobs import BackgroundJobs
@@ -38,26 +28,11 @@ from culm.wire.messages import ShellCommand, ShellCommandPart
 from culm.wire.runs import ShellOutput
 from culm.wire.tools import ToolFacts, ToolInfo
 from culm.wire.workspaces import Process
-from culm.workspace.config import WorkspaceConfig
-from culm.workspace.roots import project_folder
+from culm.workspace.services import WorkspaceServices
 
 log = logging.getLogger(__name__)
 
 ASKS_SHOWN = 500
-
-
-@dataclass(frozen=True, slots=True)
-class ServerServices:
-    """Services for agents, the same in every workspace of a server."""
-
-    make_model: MakeModel
-    # Makes the tools of a workspace.
-    make_tools: Callable[[ToolContext, BackgroundJobs], Mapping[str, Tool]]
-    read_project_context: Callable[[Path, ContextPaths, float], Awaitable[ProjectContext]]
-    env: Mapping[str, str]  # The server's own; a client's takes precedence.
-    processes: Processes
-    work: FileExecutor
-    agents: FleetServices | None = None  # None disables sub-agents.
 
 
 class Toolbox:
@@ -65,57 +40,41 @@ class Toolbox:
 
     def __init__(
         self,
-        workspace_id: WorkspaceId,
-        path: Path,
-        root: Path,
-        store: Store,
-        messages: Messages,
-        configuration: WorkspaceConfig,
-        services: ServerServices,
-        tasks: asyncio.TaskGroup,
-        clock: Clock,
-        ids: Ids,
-        *,
-        publish: Callable[[TransientEvent], None],
-        is_watched: Callable[[], bool],
-        skip: bool,
+        services: WorkspaceServices,
+        make_agent_tools: Callable[[ToolConfig], Mapping[str, Tool]],
     ) -> None:
+        server, configuration = services.server, services.configuration
         self.context = ToolContext(
-            workspace_id=workspace_id,
-            paths=WorkspacePaths(path),
-            executor=services.work,
-            processes=services.processes,
-            store=store,
-            clock=clock,
-            ids=ids,
+            workspace_id=services.about.id,
+            paths=WorkspacePaths(services.about.path),
+            executor=server.executor,
+            processes=server.processes,
+            store=services.store,
+            clock=server.clock,
+            ids=server.ids,
             env=lambda: configuration.env,
-            outputs=project_folder(root, path) / "outputs",
+            outputs=services.about.folder / "outputs",
         )
+        hooks = Hooks(self.context, lambda: configuration.tooling.hooks)
         self.gate = PermissionGate(
-            store,
-            clock,
-            ids,
-            publish=publish,
-            run_hooks=lambda call: self._hooks.run(call),
+            services.store,
+            server.clock,
+            server.ids,
+            publish=services.hub.publish_transient,
+            run_hooks=hooks.run,
             policy_input=self._policy_input,
-            is_watched=is_watched,
-            skip=skip,
+            is_watched=services.lifetime.is_watched,
+            skip=services.about.yolo,
         )
         self._configuration = configuration
-        self._jobs = BackgroundJobs(tasks)
-        self._tasks = tasks
-        self._store = store
-        self._messages = messages
-        self._built_in = services.make_tools(self.context, self._jobs)
-        self._make_more: Callable[[ToolConfig], Mapping[str, Tool]] = lambda _: {}
+        self._jobs = BackgroundJobs(services.tasks)
+        self._tasks = services.tasks
+        self._store = services.store
+        self._messages = services.messages
+        self._built_in = server.make_tools(self.context, self._jobs)
+        self._make_agent_tools = make_agent_tools
         self._made_for: ToolConfig | None = None  # Cached, as a turn reads the tools several times.
         self._tools: Mapping[str, Tool] = {}
-        self._hooks = Hooks(self.context, lambda: configuration.tooling.hooks)
-
-    def offer(self, make: Callable[[ToolConfig], Mapping[str, Tool]]) -> None:
-        """Add tools that depend on the configuration; built-in names take precedence."""
-        self._make_more = make
-        self._made_for = None
 
     def tools(self) -> Mapping[str, Tool]:
         """Return the configured tools: built-in ones, and the user's own under unused names."""
@@ -128,7 +87,7 @@ class Toolbox:
     def _all_tools(self) -> Mapping[str, Tool]:
         tooling = self._configuration.tooling
         if tooling is not self._made_for:
-            built_in = {**self._make_more(tooling), **self._built_in}
+            built_in = {**self._make_agent_tools(tooling), **self._built_in}
             own = own_tools(self.context, tooling.own_tools, built_in)
             self._made_for, self._tools = tooling, {**built_in, **own}
         return self._tools

@@ -101,7 +101,7 @@ class Story:
         return raw
 
     def is_present(self, client_id: ClientId) -> bool:
-        return client_id in {present.client_id for present in self.workspace.presence()}
+        return client_id in {present.client_id for present in self.workspace.lifetime.presence()}
 
     async def gone(self, client: int) -> None:
         """Wait until the server has noticed that a client's stream is closed."""

@@ -41,7 +41,7 @@ async def update_agent(workspace: LiveWorkspace) -> None:
 
 async def get_agent_session(workspace: LiveWorkspace, session_id: SessionId) -> Session:
     """Show a session, including if the agent is busy with it."""
-    return await workspace.get_session(session_id)
+    return await workspace.sessions.get(session_id)
 
 
 async def cancel(workspace: LiveWorkspace, session_id: SessionId) -> None:

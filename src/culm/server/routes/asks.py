@@ -18,7 +18,7 @@ async def get_skip(workspace: LiveWorkspace, query: SkipQuery) -> wire.Skip:
 async def set_skip(workspace: LiveWorkspace, body: wire.SetSkip, query: AnswerQuery) -> None:
     """Turn permission requests off or on again, for one session or for all."""
     if body.session_id:
-        await workspace.get_session(SessionId(body.session_id))  # Raises for an unknown session.
+        await workspace.sessions.get(SessionId(body.session_id))  # Raises for an unknown session.
     await workspace.gate.set_skip(body.session_id, query.by, on=body.skip)
 
 

@@ -10,12 +10,12 @@ from culm.workspace.workspace import LiveWorkspace
 
 async def get_config(workspace: LiveWorkspace) -> wire.Config:
     """Show the configuration without keys, tokens and environment variables."""
-    return workspace.config
+    return workspace.configuration.shown
 
 
 async def list_providers(workspace: LiveWorkspace) -> list[wire.Provider]:
     """List the configured providers in the form of a catalog."""
-    providers = workspace.config.providers.items()
+    providers = workspace.configuration.shown.providers.items()
     return [
         wire.Provider(i, p.name or i, p.type, p.base_url, models=p.models) for i, p in providers
     ]

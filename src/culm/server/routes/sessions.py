@@ -12,29 +12,29 @@ from culm.workspace.workspace import LiveWorkspace
 
 async def list_sessions(workspace: LiveWorkspace) -> list[Session]:
     """List the sessions that were not started by another session, the last changed first."""
-    return await workspace.list_sessions()
+    return await workspace.sessions.list()
 
 
 async def create_session(workspace: LiveWorkspace, body: SaveSession) -> Session:
     """Create a session."""
-    return await workspace.create_session(body.title)
+    return await workspace.sessions.create(body.title)
 
 
 async def get_session(workspace: LiveWorkspace, session_id: SessionId) -> Session:
     """Show one session."""
-    return await workspace.get_session(session_id)
+    return await workspace.sessions.get(session_id)
 
 
 async def rename_session(
     workspace: LiveWorkspace, session_id: SessionId, body: SaveSession
 ) -> Session:
     """Change the title of a session. All other fields of the body are ignored."""
-    return await workspace.rename_session(session_id, body.title)
+    return await workspace.sessions.rename(session_id, body.title)
 
 
 async def delete_session(workspace: LiveWorkspace, session_id: SessionId) -> None:
     """Delete a session with its messages and files."""
-    await workspace.delete_session(session_id)
+    await workspace.sessions.delete(session_id)
 
 
 async def list_messages(workspace: LiveWorkspace, session_id: SessionId) -> list[RawMessage]:
@@ -59,22 +59,22 @@ async def list_prompts(workspace: LiveWorkspace) -> list[RawMessage]:
 
 async def list_history(workspace: LiveWorkspace, session_id: SessionId) -> list[File]:
     """List every version of every file that a session wrote, by version and then by age."""
-    return await workspace.files.history(session_id)
+    return await workspace.sessions.history(session_id)
 
 
 async def list_read_files(workspace: LiveWorkspace, session_id: SessionId) -> list[str]:
     """List the files that a session has read, the last read first."""
-    return await workspace.files.all_read(session_id)
+    return await workspace.sessions.all_read(session_id)
 
 
 async def mark_read(workspace: LiveWorkspace, body: ReadFile) -> None:
     """Record that a session has read a file now."""
-    await workspace.files.mark_read(body.session_id, body.path)
+    await workspace.sessions.mark_read(body.session_id, body.path)
 
 
 async def last_read(workspace: LiveWorkspace, query: LastReadQuery) -> datetime:
     """Get the time at which a session last read a file; the year 1 if it never did."""
-    return await workspace.files.last_read(query.session_id, query.path)
+    return await workspace.sessions.last_read(query.session_id, query.path)
 
 
 ROUTES = [

@@ -50,7 +50,7 @@ async def select_session(
     workspace: LiveWorkspace, query: ClientQuery, body: wire.CurrentSession
 ) -> None:
     """Set the session that a client displays. The client needs a live event stream."""
-    workspace.select(query.client, body.session_id)
+    workspace.lifetime.select(query.client, body.session_id)
 
 
 class EventResponse(web.StreamResponse):
@@ -93,12 +93,12 @@ async def stream_events(
     response = EventResponse(hub.cursor if cursor is None else None)
     try:
         interactive = query.interactive == 1
-        claim_number = workspace.open_stream(query.client, interactive=interactive)
+        claim_number = workspace.lifetime.open_stream(query.client, interactive=interactive)
         try:
             await response.prepare(request)
             await feed(hub, workspace.store, subscriber, cursor, response.drained)
         finally:
-            workspace.close_stream(query.client, claim_number, interactive=interactive)
+            workspace.lifetime.close_stream(query.client, claim_number, interactive=interactive)
     finally:
         hub.leave(subscriber)
     return response
@@ -145,7 +145,7 @@ async def init_project(workspace: LiveWorkspace) -> None:
 
 async def init_prompt(workspace: LiveWorkspace) -> wire.InitPrompt:
     """Get the prompt with which an agent writes the instructions."""
-    file = workspace.config.options.initialize_as
+    file = workspace.configuration.shown.options.initialize_as
     return wire.InitPrompt(
         f"Look through this project and write {file} for the coding agents that will work here. "
         "Say how to build it, run it and run its tests (one test, too), how the code is laid out, "
@@ -159,7 +159,7 @@ def _shown(workspace: LiveWorkspace) -> wire.Workspace:
     return wire.Workspace(
         id=about.id,
         path=about.given_path,
-        config=workspace.config,
+        config=workspace.configuration.shown,
         data_dir=clean(str(about.root)),
         version=__version__,
         yolo=about.yolo,
