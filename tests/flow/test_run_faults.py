@@ -9,6 +9,7 @@ import pytest
 from culm.settings import Settings
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply, Script
+from culm.wire.runs import RunRetry
 from tests.flow.probes import TITLE, script
 from tests.flow.reading import finish_of
 from tests.flow.runs import Harness, open_harness, open_runs
@@ -114,7 +115,8 @@ async def test_stalled_model_is_tried_four_times_and_then_ends_the_run(
         for pause_s in PAUSES:
             await harness.clock.pass_retry(pause_s)
         await assert_failed(harness, run_id, "The provider stopped answering")
-        assert len(harness.seen()) == 4
+        # Not the requests that the server has seen: on a busy machine one may stall on its way.
+        assert len(harness.received.all("run_retry", RunRetry)) == len(PAUSES)
 
 
 @contract("INV-38")
