@@ -4,6 +4,7 @@ The commands run in this process, through the entry point of the installed progr
 """
 
 import json
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,8 +64,13 @@ class CliHarness:
 
     def culm(self, *args: str) -> CommandResult:
         self._patch.setattr(sys, "argv", ["culm", *args])
+        log = logging.getLogger()
+        handlers, level = log.handlers[:], log.level
         with pytest.raises(SystemExit) as ended:
             main()
+        # A command that logs to this test's stderr would write to a closed file in later tests.
+        log.handlers[:] = handlers
+        log.setLevel(level)
         out, err = self._capture.readouterr()
         code = ended.value.code
         return CommandResult(code if isinstance(code, int) else 0, out, err)
