@@ -268,6 +268,10 @@ async def test_background_processes_of_a_command_end_with_it(harness: ProcessHar
 
 
 async def test_process_about_to_exit_by_itself_may_finish(harness: ProcessHarness) -> None:
-    running = await harness.bash("(sleep 0.01; echo last) & exit 0")
-    assert await running.handle.wait() == ProcessExit(0)
-    assert await running.rest() == "last\n"
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            running = await harness.bash("(sleep 0.01; echo last) & exit 0")
+            ended = await running.handle.wait()
+            if not ended.swept:
+                break  # On a busy machine it may need longer than it is given.
+    assert (ended, await running.rest()) == (ProcessExit(0), "last\n")
