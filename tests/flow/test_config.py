@@ -130,6 +130,7 @@ async def test_model_set_by_a_client_gets_its_key_and_the_key_stays_hidden(
         ("set", {"scope": 0, "key": "options.tui.transparent", "value": "yes"}, "transparent"),
         ("set", {"scope": 0, "key": "options", "value": [1]}, "$.options"),
         ("set", {"scope": 0, "key": "recent_models.large", "value": [{"top_k": 1.5}]}, "top_k"),
+        ("set", {"scope": 0, "key": "mcp.x.command", "value": 5}, "$.mcp"),
         ("set", {"scope": 2, "key": "a", "value": 1}, "scope"),
         ("set", {"scope": 0, "key": "", "value": 1}, "key"),
         ("remove", {"scope": -1, "key": "a"}, "scope"),

@@ -225,6 +225,7 @@ class DocumentFile:
                 # Read again: a person, or another server of the user, may have changed the file.
                 text, before = self._read()
                 value = edit(before)
+                fit(value, ProjectFile)  # As `_read` does: what is written must be readable.
                 check(value)
                 data = rewritten(text, before, value).encode()
                 if len(data) > DOCUMENT_BYTES_MAX:

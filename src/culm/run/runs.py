@@ -73,9 +73,9 @@ STOP_S = 5.0  # The time that a stopped run has to release everything it started
 
 
 class Runs:
-    def __init__(self, context: TurnContext, on_live: Callable[[int], None]) -> None:
+    def __init__(self, context: TurnContext, on_live: Callable[[], None]) -> None:
         self._context = context
-        self._on_live = on_live  # Called with the number of live runs whenever it changes.
+        self._on_live = on_live  # Called when the number of live runs changes.
         # Live runs of each session, in queue order.
         self._lines: dict[SessionId, list[LiveRun]] = {}
         self._by_id: dict[RunId, LiveRun] = {}
@@ -261,7 +261,7 @@ class Runs:
             self._workers[run.session_id] = self._context.tasks.create_task(
                 self._work(run.session_id), name=f"session {run.session_id}"
             )
-        self._on_live(len(self._by_id))
+        self._on_live()
 
     def _leave(self, run: LiveRun) -> None:
         if self._by_id.get(run.id) is not run:
@@ -275,7 +275,7 @@ class Runs:
         run.control.admitted.set()
         run.control.ended.set()
         self._context.gate.forget_run(run.id)
-        self._on_live(len(self._by_id))
+        self._on_live()
 
     def on_ended(self, run: LiveRun, ending: Ending, answer: str = "") -> None:
         """Remove a run whose end is durable, with the runs that shared its turn."""

@@ -121,7 +121,7 @@ class LiveWorkspace:
             settings=settings,
             tasks=tasks,
         )
-        self.runs = Runs(context, lambda _: self._count_work())
+        self.runs = Runs(context, self._count_work)
         self.agents = AgentService(services, context, self.runs, self.toolbox, self._count_work)
         self.agent = RunService(services, self.runs, self.toolbox, self.agents.agents)
         self.sessions = SessionService(services, self.runs, self.toolbox, self.agents)
