@@ -99,14 +99,19 @@ class ModelConfig:
         self.compacts = not parsed.options.disable_auto_summarize
         self.variables = Variables(parsed.env, env)
         self._models = parsed.models
+        # Clients ask for these again and again.
+        self._chosen: dict[ModelType, SelectedModel | None] = {}
+        self._infos: dict[tuple[str, str], ModelInfo] = {}
 
     def choose(self, kind: ModelType) -> SelectedModel | None:
         """The first model named for this type that can be used.
 
         If none can be used, it is the selected model, whose use then fails with the reason.
         """
-        named = self._named(kind)
-        return next(iter(self._usable(named) or named), None)
+        if kind not in self._chosen:
+            named = self._named(kind)
+            self._chosen[kind] = next(iter(self._usable(named) or named), None)
+        return self._chosen[kind]
 
     def after(self, provider_id: str, model_id: str) -> Sequence[SelectedModel]:
         """The fallbacks after this large model, in order."""
@@ -156,8 +161,12 @@ class ModelConfig:
 
     def info(self, named: SelectedModel) -> ModelInfo:
         """The facts about a model, even if it cannot be used."""
-        provider = self.providers.get(named.provider, ProviderFile())
-        return _info(provider, vendor_of(named.provider, provider.base_url), named.model)
+        key = named.provider, named.model
+        if key not in self._infos:
+            provider = self.providers.get(named.provider, ProviderFile())
+            vendor = vendor_of(named.provider, provider.base_url)
+            self._infos[key] = _info(provider, vendor, named.model)
+        return self._infos[key]
 
     def get(self, provider_id: str, model_id: str) -> ChosenModel:
         """A model with its settings; raises `ModelFailed` if it cannot be used."""
