@@ -59,7 +59,11 @@ def calls_of(messages: Iterable[Message]) -> list[ToolCall]:
 
 
 def results_of(messages: Iterable[Message]) -> list[ToolResult]:
-    return [p.data for m in messages for p in m.parts if isinstance(p, ToolResultPart)]
+    """All results in the order of their calls: parallel calls may end in any order."""
+    all_of_them = list(messages)
+    position = {call.id: index for index, call in enumerate(calls_of(all_of_them))}
+    results = [p.data for m in all_of_them for p in m.parts if isinstance(p, ToolResultPart)]
+    return sorted(results, key=lambda result: position.get(result.tool_call_id, len(position)))
 
 
 def assert_answered(messages: Iterable[Message]) -> None:

@@ -60,8 +60,7 @@ async def test_offline_model_calls_real_tools_and_answers_from_their_results(
             ("view", '{"file_path":"README.md"}'),
         ]
         assert_answered(messages)
-        # Both run in parallel, so either result may be first.
-        listed, read = sorted(results_of(messages), key=lambda result: result.tool_call_id)
+        listed, read = results_of(messages)
         assert (listed.is_error, read.is_error) == (False, False)
         for name in ("README.md", "src/", "tree.py"):
             assert name in listed.content
