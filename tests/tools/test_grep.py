@@ -23,7 +23,7 @@ from culm.store.store import open_memory_store
 from culm.tools.base import CallPlan, CallRequest, CallResult, ToolContext
 from culm.tools.files.file_executor import WALL_S, open_file_executor
 from culm.tools.files.paths import WorkspacePaths
-from culm.tools.glob import GITIGNORE_BYTES_MAX
+from culm.tools.files.safe_open import GITIGNORE_BYTES_MAX
 from culm.tools.grep import COMMAND, MATCHES_MAX, GrepTool, make_grep
 from culm.tools.search.process import FILE_BYTES_MAX, LINE_CHARS_SHOWN, SearchQuery
 from culm.tools.search.ripgrep import find_program
@@ -261,6 +261,11 @@ CORPUS: dict[str, bytes] = {
     "#x": b"TODO", "é/日本.txt": "naïve 日本 TODO".encode(),
     "empty": b"", "blank": b"\n\n \n", "bom": b"\xef\xbb\xbfimport os\n",
     "long": b"x" * 3000 + b" TODO " + b"y" * 3000, "win": b"one \r\ntwo\t\r\n\r\nthree\r",
+    "n/.gitignore": b".gitignore\n*.txt\n!/top.log\nin/*\n!in/b\n{x,y}\nout/\n", "n/a.txt": b"TODO",
+    "n/top.log": b"TODO", "n/in/top.log": b"TODO", "n/in/a": b"TODO", "n/in/b": b"TODO",
+    "n/m/.gitignore": b"!*.txt\n/in\n", "n/m/a.txt": b"TODO", "n/m/in": b"TODO", "n/x": b"TODO",
+    "n/m/out/.gitignore": b"!*\n", "n/m/out/x": b"TODO", "n/z [!a]{b}/.gitignore": b"c\n/d/e\n",
+    "n/z [!a]{b}/c": b"TODO", "n/z [!a]{b}/d/e": b"TODO", "n/z [!a]{b}/e": b"TODO", "c": b"TODO",
     "cache/.cache/x": b"TODO", "vendor/node_modules/x": b"TODO", ".hidden/.x": b"TODO",
 }  # fmt: skip
 QUESTIONS: list[dict[str, Json]] = [
@@ -268,6 +273,9 @@ QUESTIONS: list[dict[str, Json]] = [
     {"pattern": "(?i)todo$"},
     {"pattern": "TODO", "path": "src"},
     {"pattern": "TODO", "path": "src/gen"},
+    {"pattern": "TODO", "path": "n/m"},
+    {"pattern": "TODO", "path": "n/in"},
+    {"pattern": "TODO", "path": "n/m/out"},
     {"pattern": "TODO", "include": "*.{py,txt}"},
     {"pattern": "TODO", "include": "src/*"},
     {"pattern": "TODO", "include": "[a-c].*"},
@@ -413,10 +421,10 @@ async def test_ripgrep_handles_a_pathological_pattern(folder: Path) -> None:
 
 async def test_a_timeout_without_any_match_is_an_error(folder: Path) -> None:
     async with open_grep_harness(folder, NOWHERE, wall_s=0.2) as harness:
-        harness.write("b", VICTIM)
-        # More than fits in a pipe.
+        harness.write("a/b", VICTIM)
+        # It is sent to the search process, and more than fits in a pipe.
         harness.write(".gitignore", "é" * GITIGNORE_BYTES_MAX)
-        result = await harness.grep(BOMB_FOR_US)
+        result = await harness.grep(BOMB_FOR_US, path="a")
     assert result.is_error
     assert result.content.startswith("Nothing was found within 0.2 seconds, and not everything")
 
@@ -459,7 +467,8 @@ def test_a_search_process_without_a_server_ends_by_itself(folder: Path) -> None:
         pattern=BOMB,
         literal=False,
         include="",
-        gitignore="",
+        gitignores=[],
+        nested_rules=True,
         matches_max=MATCHES_MAX,
         wall_s=-0.9,
     )

@@ -11,9 +11,8 @@ from culm.tools.files.safe_open import (
     DEPTH_MAX,
     NAMES_MAX,
     OpenRefused,
-    WalkReport,
+    TreeWalk,
     list_directory,
-    walk,
 )
 from culm.tools.glob import GlobArguments, make_glob
 from culm.tools.ls import LsArguments, make_ls
@@ -41,9 +40,10 @@ async def test_a_stopped_tool_says_that_its_result_is_incomplete(harness: ToolHa
 def test_a_walk_stops_between_two_files(folder: Path) -> None:
     for name in "abc":
         (folder / name).touch()
-    stop, walked, seen = StopFlag(), WalkReport(), list[str]()
+    stop, seen = StopFlag(), list[str]()
+    walked = TreeWalk(stop.is_set, hidden=True, nested_rules=True)
     with WorkspacePaths(folder).open(".") as place:
-        for entry in walk(place.descriptor, (), IgnoreRules(), stop.is_set, walked, hidden=True):
+        for entry in walked.files(place.descriptor, (), IgnoreRules()):
             seen.append(entry.name)
             stop.set()
     assert (seen, walked.is_stopped) == (["a"], True)
@@ -63,8 +63,8 @@ def test_directories_that_are_too_deep_are_counted(folder: Path) -> None:
         deep = deep / "d"
         deep.mkdir()
         (deep / "f").touch()
-    walked = WalkReport()
+    walked = TreeWalk(StopFlag().is_set, hidden=True, nested_rules=True)
     with WorkspacePaths(folder).open(".") as place:
-        entries = walk(place.descriptor, (), IgnoreRules(), StopFlag().is_set, walked, hidden=True)
+        entries = walked.files(place.descriptor, (), IgnoreRules())
         assert sum(1 for _ in entries) == DEPTH_MAX
     assert walked.unread == 1

@@ -14,19 +14,19 @@ from culm.tools.base import CallResult
 from culm.tools.files.file_executor import StopFlag
 from culm.tools.files.paths import KERNEL_FOLDERS, OpenPath, PathTarget, WorkspacePaths
 from culm.tools.files.read_tool import FileAccess, ReadTool
-from culm.tools.files.safe_open import OpenRefused, WalkReport, shown, walk
+from culm.tools.files.safe_open import OpenRefused, TreeWalk, read_gitignore, shown
 from culm.tools.search.patterns import (
     PATTERN_CHARS_MAX,
     IgnoreRules,
+    combine_gitignores,
     expand_braces,
-    parse_gitignore,
     parse_glob,
 )
 from culm.wire.tools import ToolFacts
 
 FILES_MAX = 100
-GITIGNORE_BYTES_MAX = 64 << 10
-OUTSIDE_IGNORED = "\n".join(KERNEL_FOLDERS)  # Their contents are not files, and endless.
+# Outside the workspace; the contents of these are not files, and endless.
+_OUTSIDE_IGNORED = "".join(f"{folder}/\n" for folder in KERNEL_FOLDERS)
 DESCRIPTION = (
     "Find files by name, the newest first. Supports *, ?, [..], {a,b} and **, which "
     "is any number of directories: **/*.py finds all Python files. Names with a dot in front are "
@@ -79,13 +79,16 @@ def _glob(
     paths: WorkspacePaths, arguments: GlobArguments, target: PathTarget, stop: StopFlag
 ) -> CallResult:
     _, pattern = _start(arguments)
-    walked = WalkReport()
     with paths.open_real(target.path) as opened:
-        rules = parse_gitignore(read_gitignore(paths) if opened.is_inside else OUTSIDE_IGNORED)
         if not opened.is_directory:
             raise OpenRefused(f"{opened.shown} is a file; `path` must be a directory.")
+        rules = combine_gitignores(gitignores_above(paths, opened))
+        names_dot = any(
+            part.startswith(".") for one in expand_braces(pattern) for part in one.split("/")
+        )
+        walked = TreeWalk(stop.is_set, hidden=names_dot, nested_rules=opened.is_inside)
         # One more than is shown, to detect that there are more.
-        with closing(_files(opened, pattern, rules, stop, walked)) as files:
+        with closing(_files(opened, pattern, rules, walked)) as files:
             found = heapq.nlargest(FILES_MAX + 1, files)
     is_cut = len(found) > FILES_MAX or walked.is_cut or walked.is_stopped
     lines = [file.path for file in found[:FILES_MAX]]
@@ -120,16 +123,11 @@ def _start(arguments: GlobArguments) -> tuple[str, str]:
 
 
 def _files(
-    opened: OpenPath, pattern: str, rules: IgnoreRules, stop: StopFlag, walked: WalkReport
+    opened: OpenPath, pattern: str, rules: IgnoreRules, walked: TreeWalk
 ) -> Generator[_File]:
     glob = parse_glob(pattern, hidden=False)
-    names_dot = any(
-        part.startswith(".") for one in expand_braces(pattern) for part in one.split("/")
-    )
     skip = len(opened.parts)
-    with closing(
-        walk(opened.descriptor, opened.parts, rules, stop.is_set, walked, hidden=names_dot)
-    ) as entries:
+    with closing(walked.files(opened.descriptor, opened.parts, rules)) as entries:
         for entry in entries:
             if glob.matches(entry.parts[skip:]):
                 try:
@@ -139,15 +137,19 @@ def _files(
                 yield _File(status.st_mtime_ns, opened.shown_below(entry.parts))
 
 
-def read_gitignore(paths: WorkspacePaths) -> str:
-    """Return the .gitignore of the workspace; "" if it has none that can be read."""
+def gitignores_above(paths: WorkspacePaths, start: OpenPath) -> list[str]:
+    """Return the .gitignore of each directory above the start of a search, from the root down."""
+    if not start.is_inside:
+        return [_OUTSIDE_IGNORED]
+    return [_read_gitignore_of(paths, start.parts[:depth]) for depth in range(len(start.parts))]
+
+
+def _read_gitignore_of(paths: WorkspacePaths, parts: tuple[str, ...]) -> str:
     try:
-        with paths.open(".gitignore") as opened:
-            if opened.is_directory:
-                return ""
-            return os.read(opened.descriptor, GITIGNORE_BYTES_MAX).decode(errors="replace")
+        with paths.open("/".join(parts) or ".") as opened:
+            return read_gitignore(opened.descriptor)
     except OpenRefused:
-        return ""
+        return ""  # It has just been moved.
 
 
 def notes(unread: int, *, is_cut: bool, is_stopped: bool) -> list[str]:

@@ -19,10 +19,10 @@ from culm.model.base import ToolSpec
 from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.tools.arguments import InvalidArguments, PathText, make_spec, metadata, parse_arguments
 from culm.tools.base import CallPlan, CallRequest, CallResult, ToolContext
-from culm.tools.files.paths import KERNEL_FOLDERS, OpenPath, PathTarget
+from culm.tools.files.paths import OpenPath, PathTarget
 from culm.tools.files.read_tool import check_read, reading_action, run_in_thread
 from culm.tools.files.safe_open import OpenRefused
-from culm.tools.glob import notes, read_gitignore
+from culm.tools.glob import gitignores_above, notes
 from culm.tools.process.child import (
     CallDeadline,
     ChildRequest,
@@ -167,13 +167,12 @@ class GrepTool:
             parse_glob(arguments.include, hidden=True)  # Refused here, with a message.
         with paths.open_real(target.path) as opened:
             start = replace(opened, descriptor=owned.add(os.dup(opened.descriptor)))
-        outside = "".join(f"{folder}/\n" for folder in KERNEL_FOLDERS)
         search = LineSearch(
             start,
             arguments.pattern,
             arguments.literal_text,
             arguments.include,
-            read_gitignore(paths) if start.is_inside else outside,
+            gitignores_above(paths, start),
             MATCHES_MAX,
             owner,
         )
@@ -200,7 +199,8 @@ async def _search_ourselves(
         pattern=search.pattern,
         literal=search.literal,
         include=search.include,
-        gitignore=search.gitignore,
+        gitignores=search.gitignores,
+        nested_rules=search.start.is_inside,
         matches_max=search.matches_max,
         wall_s=wall_s,
     )

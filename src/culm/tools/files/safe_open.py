@@ -79,6 +79,7 @@ def _escaped(found: re.Match[str]) -> str:
 # --- listing a directory and walking the tree below it, within bounds
 
 
+GITIGNORE_BYTES_MAX = 64 << 10
 NAMES_MAX = 10_000  # Per directory; larger ones contain data, not sources.
 Stopped = Callable[[], bool]
 
@@ -94,15 +95,6 @@ class DirectoryEntry(NamedTuple):
     @property
     def name(self) -> str:
         return self.parts[-1]
-
-
-class WalkReport:
-    """The parts that a walk could not read. It is filled during the walk."""
-
-    def __init__(self) -> None:
-        self.unread = 0  # Directories that could not be opened, or are too deep.
-        self.is_cut = False  # Some directory has too many entries.
-        self.is_stopped = False
 
 
 def list_directory(
@@ -124,57 +116,75 @@ def _by_name(entry: DirectoryEntry) -> str:
     return entry.name
 
 
-def walk(
-    descriptor: int,
-    within: tuple[str, ...],
-    rules: IgnoreRules,
-    stopped: Stopped,
-    walked: WalkReport,
-    *,
-    hidden: bool,
-) -> Generator[DirectoryEntry]:
-    """Yield every file and link below an open directory that no rule hides, directory by directory.
+class TreeWalk:
+    """A walk over a tree of directories. It records the parts that it could not read."""
 
-    Close it before `descriptor`; unreadable directories are counted in `walked`.
-    """
-    try:
-        entries, is_whole = list_directory(descriptor, within, stopped)
-    except OSError:
-        walked.unread += 1
-        return
-    walked.is_stopped |= stopped()
-    walked.is_cut |= not (is_whole or walked.is_stopped)
-    for entry in entries:
-        if stopped():
-            walked.is_stopped = True
+    def __init__(self, stopped: Stopped, *, hidden: bool, nested_rules: bool) -> None:
+        self.unread = 0  # Directories that could not be opened, or are too deep.
+        self.is_cut = False  # Some directory has too many entries.
+        self.is_stopped = False
+        self._stopped = stopped
+        self._hidden = hidden
+        self._nested_rules = nested_rules
+
+    def files(
+        self, descriptor: int, within: tuple[str, ...], rules: IgnoreRules
+    ) -> Generator[DirectoryEntry]:
+        """Yield every file and link below an open directory that no rule hides, by directory.
+
+        `rules` are those of the directories above; each .gitignore on the way adds its own if
+        `nested_rules` is set. Close the generator before `descriptor`.
+        """
+        try:
+            entries, is_whole = list_directory(descriptor, within, self._stopped)
+        except OSError:
+            self.unread += 1
             return
-        if _is_skipped(entry, rules, hidden=hidden):
-            continue
-        if entry.is_directory:
-            yield from _walk_into(entry, rules, stopped, walked, hidden=hidden)
-        else:
-            yield entry
+        self.is_stopped |= self._stopped()
+        self.is_cut |= not (is_whole or self.is_stopped)
+        if self._nested_rules:
+            rules = rules.below(len(within), read_gitignore(descriptor))
+        for entry in entries:
+            if self._stopped():
+                self.is_stopped = True
+                return
+            if self._is_skipped(entry, rules):
+                continue
+            if entry.is_directory:
+                yield from self._files_in(entry, rules)
+            else:
+                yield entry
+
+    def _files_in(self, entry: DirectoryEntry, rules: IgnoreRules) -> Generator[DirectoryEntry]:
+        try:
+            if len(entry.parts) > DEPTH_MAX:
+                raise OSError
+            descriptor = open_directory(entry.name, entry.within)
+        except OSError:
+            self.unread += 1
+            return
+        try:
+            yield from self.files(descriptor, entry.parts, rules)
+        finally:
+            os.close(descriptor)
+
+    def _is_skipped(self, entry: DirectoryEntry, rules: IgnoreRules) -> bool:
+        if entry.is_directory and entry.name in SKIPPED_DIRECTORIES:
+            return True
+        if entry.name.startswith(".") and entry.is_directory and not self._hidden:
+            return True
+        return rules.hides(entry.parts, is_directory=entry.is_directory)
 
 
-def _walk_into(
-    entry: DirectoryEntry, rules: IgnoreRules, stopped: Stopped, walked: WalkReport, *, hidden: bool
-) -> Generator[DirectoryEntry]:
+def read_gitignore(within: int) -> str:
+    """Return the .gitignore of a directory; "" if it has none that can be read."""
     try:
-        if len(entry.parts) > DEPTH_MAX:
-            raise OSError
-        descriptor = open_directory(entry.name, entry.within)
+        descriptor, _ = open_file(".gitignore", within, ".gitignore")
+    except (OSError, OpenRefused):
+        return ""
+    try:
+        return os.read(descriptor, GITIGNORE_BYTES_MAX).decode(errors="replace")
     except OSError:
-        walked.unread += 1
-        return
-    try:
-        yield from walk(descriptor, entry.parts, rules, stopped, walked, hidden=hidden)
+        return ""
     finally:
         os.close(descriptor)
-
-
-def _is_skipped(entry: DirectoryEntry, rules: IgnoreRules, *, hidden: bool) -> bool:
-    if entry.is_directory and entry.name in SKIPPED_DIRECTORIES:
-        return True
-    if entry.name.startswith(".") and entry.is_directory and not hidden:
-        return True
-    return rules.hides(entry.parts, is_directory=entry.is_directory)

@@ -6,13 +6,13 @@ threads of the server, where a backtracking regular expression would block every
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 ALTERNATIVES_MAX = 100  # The most patterns that `{a,b}` may expand to.
 PATTERN_CHARS_MAX = 1000
-RULES_MAX = 2000  # Per .gitignore; real ones have dozens.
+RULES_MAX = 2000  # For one directory; real ones have dozens.
 Component = re.Pattern[str] | None  # None is `**`: any number of components.
 # Generated and large: shown, but not entered unless they are named.
 SKIPPED_DIRECTORIES = frozenset(
@@ -174,38 +174,65 @@ def _character_class(text: str, start: int) -> tuple[str, int]:
 
 
 class _Rule(NamedTuple):
+    depth: int  # Of the directory with its .gitignore, below the root.
     pattern: tuple[Component, ...]
-    by_name: bool  # Without a slash it matches a name anywhere, else a path from the root.
+    by_name: bool  # Without a slash it matches a name anywhere, else a path from its directory.
     only_directories: bool
     hides: bool  # A rule with `!` shows again what an earlier one hides.
 
 
 class IgnoreRules(NamedTuple):
-    """The rules of a .gitignore for its directory and those below. The last match counts."""
+    """The rules of all .gitignore files that apply to one directory. The last match counts."""
 
     rules: tuple[_Rule, ...] = ()
+
+    def below(self, depth: int, text: str) -> "IgnoreRules":
+        """Add the .gitignore of a directory at this depth, which overrides those above it."""
+        if not text:
+            return self
+        return IgnoreRules((*self.rules, *_parse_gitignore(text, depth))[:RULES_MAX])
 
     def hides(self, parts: Sequence[str], *, is_directory: bool) -> bool:
         """Return True if `parts` itself is hidden; the walk has checked its directory."""
         for rule in reversed(self.rules):
             if is_directory or not rule.only_directories:
-                path = parts[-1:] if rule.by_name else parts
+                path = parts[-1:] if rule.by_name else parts[rule.depth :]
                 if _match(rule.pattern, path, hidden=True):
                     return rule.hides
         return False
 
 
-def parse_gitignore(text: str) -> IgnoreRules:
-    """Parse comments, `!`, slashes at any position, `**`, `\\`. No line is an error."""
-    rules: list[_Rule] = []
-    for line in text.splitlines()[:RULES_MAX]:
+class GitignoreLine(NamedTuple):
+    """A line of a .gitignore that has a pattern."""
+
+    body: str  # Without `!`.
+    by_name: bool
+    hides: bool
+
+
+def gitignore_lines(text: str) -> Iterator[GitignoreLine]:
+    """Yield the lines that are neither empty nor a comment; at most `RULES_MAX` are read."""
+    for line in text.split("\n", RULES_MAX)[:RULES_MAX]:
         stripped = line.rstrip() + (" " if line.rstrip().endswith("\\") else "")
         if not stripped or stripped.startswith("#") or len(stripped) > PATTERN_CHARS_MAX:
             continue
         hides = not stripped.startswith("!")
         body = stripped if hides else stripped[1:]
-        pattern = _components(body, hidden=True)
+        yield GitignoreLine(body, "/" not in body.rstrip("/"), hides)
+
+
+def _parse_gitignore(text: str, depth: int) -> Iterator[_Rule]:
+    """Parse comments, `!`, slashes at any position, `**`, `\\`. No line is an error."""
+    for line in gitignore_lines(text):
+        pattern = _components(line.body, hidden=True)
         if pattern:
-            by_name = "/" not in body.rstrip("/")
-            rules.append(_Rule(pattern, by_name, body.endswith("/"), hides))
-    return IgnoreRules(tuple(rules))
+            is_directory = line.body.endswith("/")
+            yield _Rule(depth, pattern, line.by_name, is_directory, line.hides)
+
+
+def combine_gitignores(texts: Sequence[str]) -> IgnoreRules:
+    """Return the rules of nested directories, given from the root down."""
+    rules = IgnoreRules()
+    for depth, text in enumerate(texts):
+        rules = rules.below(depth, text)
+    return rules

@@ -17,8 +17,8 @@ from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
 from typing import BinaryIO, NamedTuple
 
-from culm.tools.files.safe_open import OpenRefused, WalkReport, open_file, walk
-from culm.tools.search.patterns import Glob, parse_gitignore, parse_glob
+from culm.tools.files.safe_open import OpenRefused, TreeWalk, open_file
+from culm.tools.search.patterns import Glob, combine_gitignores, parse_glob
 
 FILE_BYTES_MAX = 2 << 20  # Larger files are data or generated.
 LINE_CHARS_SHOWN = 500
@@ -35,7 +35,8 @@ class SearchQuery(NamedTuple):
     pattern: str
     literal: bool
     include: str
-    gitignore: str
+    gitignores: Sequence[str]  # Of the directories above, from the root down.
+    nested_rules: bool  # Whether the .gitignore files found on the way count, too.
     matches_max: int
     wall_s: float
 
@@ -87,7 +88,7 @@ def _search(query: SearchQuery, out: BinaryIO) -> SearchEnd:
     except (re.error, OverflowError, RecursionError, MemoryError) as exc:
         return SearchEnd(problem=str(exc) or type(exc).__name__)
     needle = query.pattern.encode(errors="surrogatepass") if query.literal else b""
-    walked = WalkReport()
+    walked = TreeWalk(lambda: False, hidden=True, nested_rules=query.nested_rules)
     skipped = found = 0
     with closing(_files(query, walked)) as files:
         for path, data in files:
@@ -104,16 +105,15 @@ def _search(query: SearchQuery, out: BinaryIO) -> SearchEnd:
     return SearchEnd("", skipped, walked.unread, walked.is_cut)
 
 
-def _files(query: SearchQuery, walked: WalkReport) -> Generator[tuple[str, bytes | None]]:
+def _files(query: SearchQuery, walked: TreeWalk) -> Generator[tuple[str, bytes | None]]:
     """Yield each file with its path; None for one that is not searched."""
     include = parse_glob(query.include, hidden=True) if query.include else None
     if not query.is_directory:
         size = os.fstat(query.descriptor).st_size
         yield "/".join(query.parts), _read(query.descriptor, size)
         return
-    rules = parse_gitignore(query.gitignore)
     start = tuple(query.parts)
-    entries = walk(query.descriptor, start, rules, lambda: False, walked, hidden=True)
+    entries = walked.files(query.descriptor, start, combine_gitignores(query.gitignores))
     with closing(entries):
         for entry in entries:
             if entry.is_link or (include and not is_included(include, entry.parts, len(start))):

@@ -1,16 +1,18 @@
 """Search with ripgrep: finding the program, its arguments, and its output.
 
-It runs twice. The first run searches the tree with all cores and lists the matching files in any
-order. The first files in our order are then opened here, component by component and through no
-link, and the second run gets these descriptors and finds the lines. So all text shown was read
-inside the workspace, even if a link was swapped during the search; and no pattern makes the output
-exceed its bounds.
+It runs three times. The first run lists the .gitignore files of the tree; their rules become one
+file of rules, so that they mean the same as in our own search. The second run searches the tree
+with all cores and lists the matching files in any order. The first files in our order are then
+opened here, component by component and through no link, and the third run gets these descriptors
+and finds the lines. So all text shown was read inside the workspace, even if a link was swapped
+during the search; and no pattern makes the output exceed its bounds.
 """
 
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,7 +20,7 @@ from typing import Literal
 from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.tools.files.file_executor import FileExecutor, StopFlag
 from culm.tools.files.paths import OpenPath
-from culm.tools.files.safe_open import OpenRefused, open_file, pass_directory
+from culm.tools.files.safe_open import OpenRefused, open_file, pass_directory, read_gitignore
 from culm.tools.process.child import (
     CallDeadline,
     ChildAnswer,
@@ -29,11 +31,10 @@ from culm.tools.process.child import (
     run_child,
 )
 from culm.tools.search.patterns import (
-    PATTERN_CHARS_MAX,
-    RULES_MAX,
     SKIPPED_DIRECTORIES,
     Glob,
     expand_braces,
+    gitignore_lines,
     parse_glob,
 )
 from culm.tools.search.process import LINE_CHARS_SHOWN, SearchEnd, SearchMatch, around, is_included
@@ -41,13 +42,16 @@ from culm.tools.search.process import LINE_CHARS_SHOWN, SearchEnd, SearchMatch, 
 VERSION_MIN = 13  # The first version with every option below.
 # Larger files are data. ripgrep keeps a line in memory, and the whole file may be one line.
 FILE_BYTES_MAX = 64 << 20
-LINES_S = 3.0  # For the second run, which reads a hundred files.
+LINES_S = 3.0  # For the last run, which reads a hundred files.
+GITIGNORES_MAX = 10_000  # Files; those beyond are not applied.
+RULES_BYTES_MAX = 4 << 20  # Of all of them together, for ripgrep.
 _CHUNK_BYTES = 1 << 20
 _FIRST_DESCRIPTOR = 3
 _AROUND_BYTES = 4 * LINE_CHARS_SHOWN + 16  # On either side of a match; UTF-8 takes up to four.
 _PLAIN_GLOB = re.compile(r"[\w.*?-]+", re.ASCII)
 _VERSION = re.compile(rb"ripgrep (\d+)\.")
 _RECORD = re.compile(rb"/dev/fd/(\d+)\0(\d+):(\d+):(\d+):")
+_SPECIAL = re.compile(r"[\\*?\[\]{}!# ]")
 _UNREADABLE = re.compile(rb"(?:rg: )?\./")
 # No configuration, no other program, no colors; bytes unchanged, lines counted as we do.
 _COMMON = (
@@ -64,7 +68,7 @@ class LineSearch:
     pattern: str
     literal: bool
     include: str
-    gitignore: str  # Rules relative to `start.root`.
+    gitignores: Sequence[str]  # Of the directories above `start`, from its root down.
     matches_max: int
     owner: ProcessOwner
 
@@ -174,7 +178,10 @@ class Ripgrep:
         owned: OwnedDescriptors,
         deadline: CallDeadline,
     ) -> LineMatches | None:
-        names = FileNameCollector(search)
+        # Some of the files may not be text.
+        names = FileNameCollector(
+            search.include, len(search.start.parts), 4 * (search.matches_max + 1)
+        )
         unreadable: int | None = 0
         if search.start.is_directory:
             unreadable = await self._name_files(program, pattern, names, search, deadline)
@@ -208,21 +215,55 @@ class Ripgrep:
         search: LineSearch,
         deadline: CallDeadline,
     ) -> int | None:
-        """Run the first search; return the number of unreadable files, None if it failed."""
-        with open_memory(ignore_file(search.gitignore)) as rules:
-            start = "/".join((".", *search.start.parts))
+        """Find the matching files; return the number of unreadable ones, None if it failed."""
+        gitignores = [
+            (search.start.parts[:depth], text) for depth, text in enumerate(search.gitignores)
+        ]
+        if search.start.is_inside:
+            gitignores += await self._gitignores_below(program, search, deadline)
+        options = (
+            "--files-with-matches",
+            f"--max-filesize={FILE_BYTES_MAX}",
+            *type_options(search.include),
+            f"--regexp={pattern}",
+        )
+        rules = ignore_file(gitignores)
+        answer = await self._list_files(program, options, rules, names, search, deadline)
+        return _count_unreadable(answer)
+
+    async def _gitignores_below(
+        self, program: RipgrepProgram, search: LineSearch, deadline: CallDeadline
+    ) -> list[tuple[tuple[str, ...], str]]:
+        """Return each .gitignore of the tree with its directory, the upper ones first."""
+        names = FileNameCollector("", 0, GITIGNORES_MAX)
+        # A glob also finds a .gitignore that hides itself.
+        options = ("--files", "--glob=.gitignore")
+        await self._list_files(program, options, ignore_file([]), names, search, deadline)
+        files = sorted(names.first(), key=len)
+        return await self._executor.run(
+            lambda stop: [] if stop.is_set() else list(_read_gitignores(files, search))
+        )
+
+    async def _list_files(
+        self,
+        program: RipgrepProgram,
+        options: Sequence[str],
+        rules: bytes,
+        names: "FileNameCollector",
+        search: LineSearch,
+        deadline: CallDeadline,
+    ) -> ChildAnswer:
+        """Run ripgrep over the tree, with no rules but these."""
+        with open_memory(rules) as descriptor:
             argv = (
                 program.path,
                 *_COMMON,
-                "--files-with-matches",
                 "--hidden",
                 "--no-ignore",
                 f"--ignore-file=/dev/fd/{_FIRST_DESCRIPTOR}",
-                f"--max-filesize={FILE_BYTES_MAX}",
-                *type_options(search.include),
-                f"--regexp={pattern}",
+                *options,
                 "--",
-                start,
+                "/".join((".", *search.start.parts)),
             )
             request = ChildRequest(
                 argv,
@@ -230,10 +271,9 @@ class Ripgrep:
                 search.owner,
                 f"rg {search.pattern}",
                 names.receive,
-                descriptors=(rules,),
+                descriptors=(descriptor,),
             )
-            answer = await run_child(self._access, request, deadline)
-        return _count_unreadable(answer)
+            return await run_child(self._access, request, deadline)
 
     def _lines(
         self,
@@ -267,13 +307,35 @@ class Ripgrep:
         )
 
 
-def ignore_file(gitignore: str) -> bytes:
-    """Return the .gitignore rules that our own search applies, and the directories it skips."""
-    lines = [line for line in gitignore.splitlines() if len(line) <= PATTERN_CHARS_MAX]
-    # Braces are literal to git.
-    kept = [re.sub(r"(?<!\\)([{}])", r"\\\1", line) for line in lines[:RULES_MAX]]
-    skipped = [f"{name}/" for name in sorted(SKIPPED_DIRECTORIES)]
-    return "\n".join([*kept, *skipped, ""]).encode(errors="replace")
+def ignore_file(gitignores: Sequence[tuple[tuple[str, ...], str]]) -> bytes:
+    """Return one file of rules that means the same at the root as each .gitignore in its directory.
+
+    The directories that our own search skips come last, so no rule can show them again.
+    """
+    data = bytearray()
+    for directory, text in gitignores:
+        for line in _rebased(directory, text):
+            if len(data) < RULES_BYTES_MAX:
+                data += line.encode(errors="surrogateescape") + b"\n"
+    for name in sorted(SKIPPED_DIRECTORIES):
+        data += f"{name}/\n".encode()
+    return bytes(data)
+
+
+def _rebased(directory: tuple[str, ...], text: str) -> Iterator[str]:
+    prefix = "".join(f"/{_SPECIAL.sub(_escaped, name)}" for name in directory)
+    if "\n" in prefix:
+        return  # A line cannot name it.
+    for line in gitignore_lines(text):
+        # Braces are literal to git.
+        body = re.sub(r"(?<!\\)([{}])", r"\\\1", line.body)
+        if prefix and body.strip("/"):
+            body = f"{prefix}{'/**/' if line.by_name else '/'}{body.lstrip('/')}"
+        yield body if line.hides else f"!{body}"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\{found[0]}"
 
 
 def type_options(include: str) -> list[str]:
@@ -294,14 +356,12 @@ def _count_unreadable(answer: ChildAnswer) -> int | None:
 class FileNameCollector:
     """Collects names of files; keeps the first of them, in the order of our own walk."""
 
-    def __init__(self, search: LineSearch) -> None:
+    def __init__(self, include: str, skip: int, kept_max: int) -> None:
+        """`include` is a glob for names, or for paths without their first `skip` parts."""
         self.count = 0
-        self._include: Glob | None = (
-            parse_glob(search.include, hidden=True) if search.include else None
-        )
-        self._skip = len(search.start.parts)
-        # Some of them may not be text.
-        self._kept_max = 4 * (search.matches_max + 1)
+        self._include: Glob | None = parse_glob(include, hidden=True) if include else None
+        self._skip = skip
+        self._kept_max = kept_max
         self._kept: list[str] = []
         self._rest = b""
 
@@ -364,16 +424,29 @@ def _open_below(search: LineSearch, parts: tuple[str, ...]) -> int:
     """Open a file below the start of the search through no link."""
     if not search.start.is_directory:
         return os.dup(search.start.descriptor)
-    *folders, name = parts[len(search.start.parts) :]
+    with _open_directory_of(search, parts) as within:
+        return open_file(parts[-1], within, parts[-1])[0]
+
+
+@contextmanager
+def _open_directory_of(search: LineSearch, parts: tuple[str, ...]) -> Generator[int]:
     within = os.dup(search.start.descriptor)
     try:
-        for folder in folders:
+        for folder in parts[len(search.start.parts) : -1]:
             inner = pass_directory(folder, within)
             os.close(within)
             within = inner
-        return open_file(name, within, name)[0]
+        yield within
     finally:
         os.close(within)
+
+
+def _read_gitignores(
+    files: Sequence[tuple[str, ...]], search: LineSearch
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    for parts in files:
+        with suppress(OSError), _open_directory_of(search, parts) as within:
+            yield parts[:-1], read_gitignore(within)
 
 
 def _is_text(descriptor: int) -> bool:
