@@ -58,35 +58,39 @@ def end_processes(spared: Collection[int] = (), wait_s: float = EXIT_S) -> list[
 # --- on disk
 
 
-def entries(scratch: Path) -> frozenset[Path]:
-    """Return the entries of folders where a test might leave files: beside `scratch`, and at home.
+HOME = "home"  # In `scratch`: the home directory of the tests.
 
-    Only our own names: other programs use the same directories.
+
+def make_home(scratch: Path) -> Path:
+    home = scratch / HOME
+    home.mkdir()
+    return home
+
+
+def entries(scratch: Path) -> frozenset[Path]:
+    """Return the entries of folders where a test might leave files.
+
+    Only names that tests use: other programs, and another culm, use the same directories.
     """
-    home = Path.home()
-    shared = [Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), scratch.parent]
-    shared += [
-        home,
-        home / ".local/share",
-        home / ".config",
-        home / ".cache",
-        home / ".local/state",
-    ]
+    home = scratch / HOME
+    folders = [Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), scratch.parent, home]
+    folders += [home / name for name in (".local/share", ".config", ".cache", ".local/state")]
     found: set[Path] = set()
-    for folder in shared:
+    for folder in folders:
         if folder.is_dir():
             found |= {path for path in folder.iterdir() if _is_ours(path.name)}
     return frozenset(path for path in found if path != scratch)
 
 
 def _is_ours(name: str) -> bool:
-    return name.lstrip(".").startswith(("culm", "pytest-of", "crush"))
+    is_runtime_folder = name == f"culm-{os.getuid()}"  # Of a server that was started by hand.
+    return name.lstrip(".").startswith(("culm", "pytest-of", "crush")) and not is_runtime_folder
 
 
 def unexpected(scratch: Path) -> list[str]:
     """Describe what tests left in their temporary directory outside of pytest's own folders."""
     left = [path for path in sorted(scratch.iterdir()) if not path.name.startswith("pytest-of-")]
-    return [f"{path} with {_names_in(path)}" for path in left]
+    return [f"{path} with {_names_in(path)}" for path in left if path.name != HOME]
 
 
 def _names_in(path: Path) -> str:

@@ -16,7 +16,14 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Protocol
 
-from tests.suite.leftovers import POLL_S, adopt_orphans, end_processes, entries, unexpected
+from tests.suite.leftovers import (
+    POLL_S,
+    adopt_orphans,
+    end_processes,
+    entries,
+    make_home,
+    unexpected,
+)
 from tests.suite.results import FailedStep, Outcome, read_results
 
 ROOT = Path(__file__).parents[2]
@@ -101,9 +108,10 @@ class Steps:
         # Short, because a test may have its socket in there.
         scratch = (self.memory if in_memory else self.disk) / str(self._count)
         scratch.mkdir()
+        home = make_home(scratch)
         before = entries(scratch)
         argv = [python, "-m", "pytest", f"--results={results}", *args]
-        env = {"TMPDIR": str(scratch), **(env or {})}
+        env = {"TMPDIR": str(scratch), "HOME": str(home), **(env or {})}
         status = self.wait(self.start(argv, env=env, output=output))
         found = read_results(results)
         self.outcome.results += found
