@@ -11,9 +11,10 @@ during the search; and no pattern makes the output exceed its bounds.
 import os
 import re
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Literal
 
@@ -216,32 +217,29 @@ class Ripgrep:
         deadline: CallDeadline,
     ) -> int | None:
         """Find the matching files; return the number of unreadable ones, None if it failed."""
-        gitignores = [
-            (search.start.parts[:depth], text) for depth, text in enumerate(search.gitignores)
-        ]
-        if search.start.is_inside:
-            gitignores += await self._gitignores_below(program, search, deadline)
+        rules = await self._read_rules(program, search, deadline)
         options = (
             "--files-with-matches",
             f"--max-filesize={FILE_BYTES_MAX}",
             *type_options(search.include),
             f"--regexp={pattern}",
         )
-        rules = ignore_file(gitignores)
         answer = await self._list_files(program, options, rules, names, search, deadline)
         return _count_unreadable(answer)
 
-    async def _gitignores_below(
+    async def _read_rules(
         self, program: RipgrepProgram, search: LineSearch, deadline: CallDeadline
-    ) -> list[tuple[tuple[str, ...], str]]:
-        """Return each .gitignore of the tree with its directory, the upper ones first."""
+    ) -> bytes:
+        """Return the rules of every .gitignore above and in the tree, the upper ones first."""
         names = FileNameCollector("", 0, GITIGNORES_MAX)
-        # A glob also finds a .gitignore that hides itself.
-        options = ("--files", "--glob=.gitignore")
-        await self._list_files(program, options, ignore_file([]), names, search, deadline)
+        if search.start.is_inside:
+            # A glob also finds a .gitignore that hides itself.
+            options = ("--files", "--glob=.gitignore")
+            await self._list_files(program, options, ignore_file([]), names, search, deadline)
+        above = [(search.start.parts[:depth], text) for depth, text in enumerate(search.gitignores)]
         files = sorted(names.first(), key=len)
         return await self._executor.run(
-            lambda stop: [] if stop.is_set() else list(_read_gitignores(files, search))
+            lambda stop: ignore_file(chain(above, _read_gitignores(files, search, stop)))
         )
 
     async def _list_files(
@@ -307,16 +305,16 @@ class Ripgrep:
         )
 
 
-def ignore_file(gitignores: Sequence[tuple[tuple[str, ...], str]]) -> bytes:
+def ignore_file(gitignores: Iterable[tuple[tuple[str, ...], str]]) -> bytes:
     """Return one file of rules that means the same at the root as each .gitignore in its directory.
 
     The directories that our own search skips come last, so no rule can show them again.
     """
     data = bytearray()
-    for directory, text in gitignores:
-        for line in _rebased(directory, text):
-            if len(data) < RULES_BYTES_MAX:
-                data += line.encode(errors="surrogateescape") + b"\n"
+    for line in chain.from_iterable(starmap(_rebased, gitignores)):
+        if len(data) >= RULES_BYTES_MAX:
+            break  # The rest is not even read.
+        data += line.encode(errors="surrogateescape") + b"\n"
     for name in sorted(SKIPPED_DIRECTORIES):
         data += f"{name}/\n".encode()
     return bytes(data)
@@ -442,9 +440,11 @@ def _open_directory_of(search: LineSearch, parts: tuple[str, ...]) -> Generator[
 
 
 def _read_gitignores(
-    files: Sequence[tuple[str, ...]], search: LineSearch
+    files: Sequence[tuple[str, ...]], search: LineSearch, stop: StopFlag
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     for parts in files:
+        if stop.is_set():
+            return
         with suppress(OSError), _open_directory_of(search, parts) as within:
             yield parts[:-1], read_gitignore(within)
 
