@@ -35,13 +35,18 @@ class Terminal:
 
     def __init__(self, process: Process, fd: int) -> None:
         self.process = process
-        self.shown = ""
         self._fd = fd
+        self._received = bytearray()
         self._changed = asyncio.Event()
+
+    @property
+    def shown(self) -> str:
+        # Decoded as a whole: a read may end between the two bytes of a line end.
+        return self._received.decode(errors="replace").replace("\r\n", "\n")
 
     def read(self) -> None:
         try:
-            self.shown += os.read(self._fd, 65536).decode().replace("\r\n", "\n")
+            self._received += os.read(self._fd, 65536)
         except OSError:  # The other end is closed.
             asyncio.get_running_loop().remove_reader(self._fd)
         self._changed.set()
