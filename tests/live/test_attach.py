@@ -127,6 +127,31 @@ async def test_all_followers_of_a_session_end_in_the_stored_state(folder: Path) 
             jsonschema_rs.validate(schema, line)
 
 
+async def test_follower_reports_a_run_that_begins_and_ends_while_it_is_not_scheduled(
+    folder: Path,
+) -> None:
+    async with (
+        open_model_server(script(HELD, COLORED)) as model,
+        open_agent(folder, model) as (_, client),
+    ):
+        remote = await client.open_workspace(make_directory(folder))
+        session = await remote.create_session("followed")
+        await remote.prompt(session.id, "look around")
+        async with (
+            open_mirror(remote, session.id) as follower,
+            open_culm(folder, "attach", session.id, "--until-idle", "--json") as watching,
+        ):
+            await until_printed(watching, "look around")
+            watching.process.send_signal(signal.SIGSTOP)
+            await remote.prompt(session.id, "and then?")
+            model.release()
+            async with asyncio.timeout(RESUME_S):
+                await follower.until(lambda mirror: len(mirror.ended) == 2)
+            watching.process.send_signal(signal.SIGCONT)
+            ended = await watching.wait(RESUME_S)
+    assert Folded(lines_of(ended)).ends == ["end_turn", "end_turn"]
+
+
 @contract("CLI-6")
 async def test_detach_stops_no_run_and_attach_resumes_from_the_printed_cursor(
     folder: Path,

@@ -261,7 +261,8 @@ class SessionFollower:
                 while True:
                     await self._follower.until(lambda _: self._show(until_idle=until_idle))
                     await self._report_ends()
-                    if until_idle and not self._live:
+                    # Others may have begun or ended while those were reported.
+                    if until_idle and not (self._going() or self._unreported()):
                         break
                 for task in background:
                     task.cancel()
@@ -274,19 +275,29 @@ class SessionFollower:
             return False  # The first state has not arrived.
         self._shown.show_all()
         self._background.has_shown()
-        going = self._going()
-        ended = self._live - going
-        self._live |= going
-        return bool(ended) or (until_idle and not going)
+        self._live |= self._going()
+        return bool(self._unreported()) or (until_idle and not self._going())
 
     async def _report_ends(self) -> None:
-        for run_id in self._live - self._going():
+        for run_id in self._unreported():
             self._live.discard(run_id)
+            self._tree.ended.pop(run_id, None)
             run = await self._workspace.run(run_id)
+            if run.host_run_id:
+                continue  # Its host's end is shown.
             last = await wait_for_last_message(self._workspace, self._follower, run)
             self._shown.show_all()
             text = full_text(last.parts) if last is not None else ""
             self._screen.face.end(run, text, self._shown.agents)
+
+    def _unreported(self) -> list[RunId]:
+        """Runs that are over, in the order of their ends where it is known.
+
+        A run may begin and end between two displays, and a run that ended while the connection was
+        lost is only missing.
+        """
+        over = dict.fromkeys([*map(RunId, self._tree.ended), *self._live])
+        return [run_id for run_id in over if run_id not in self._going()]
 
     def _going(self) -> set[RunId]:
         runs = self._tree.runs.values()

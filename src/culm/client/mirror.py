@@ -14,7 +14,7 @@ from culm.wire.messages import GoneMessage, Message, Session, append_text
 from culm.wire.runs import QueueChanged, QueuedPrompt, RunChanged, RunRetry, changed_of
 from culm.wire.workspaces import Present, Snapshot, StoreHealth
 
-# Transient state is kept for clients that look only now and then: of this many asks or calls ...
+# Past state is kept for clients that look only now and then: of this many asks, runs or calls ...
 RECENT_MAX = 256
 OUTPUT_CHARS_MAX = 64_000  # ... and this much of the output of one call; its result has the rest.
 
@@ -33,7 +33,8 @@ class Mirror:
         self.cursor = ""
         self.sessions: dict[SessionId, Session] = {}
         self.messages: dict[MessageId, Message] = {}
-        self.runs: dict[RunId, RunChanged] = {}  # Runs that have not ended.
+        self.runs: dict[RunId, RunChanged] = {}  # Runs that have not ended ...
+        self.ended: dict[str, None] = {}  # ... and the ids of those that ended recently.
         self.retries: dict[RunId, RunRetry] = {}  # The latest retry of each live run.
         # The queue of each session, in order, with the beginning of each prompt.
         self.queue: dict[SessionId, list[QueuedPrompt]] = {}
@@ -85,6 +86,8 @@ class Mirror:
                 if run.state == "ended":
                     del self.runs[run.run_id]
                     self.retries.pop(run.run_id, None)
+                    self.ended[run.run_id] = None
+                    _evict_oldest(self.ended)
             case "queue_changed", _:
                 queue = event.read(QueueChanged)
                 self.queue[queue.session_id] = queue.items
