@@ -49,5 +49,9 @@ soak: dev
 	@./check --broad
 	@$(BIN)/python -m tests.sim.soak $(ARGS)
 
+# Real servers killed in the middle of their answers: `make torture ARGS='--kills 50'`.
+torture: dev
+	@$(BIN)/python -m tests.live.text_kills $(ARGS)
+
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis bench/out hunt

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from statistics import median
 
 from bench import frames
@@ -10,6 +11,7 @@ from culm.events.hub import Hub, TransientEvent
 from culm.events.views import Filter
 from culm.ids import Epoch, MessageId, SessionId
 from culm.settings import Settings
+from culm.wire.events import MessageDelta
 
 EVENTS = 32  # More than one, to separate the cost of an event from that of a turn.
 _SESSION = SessionId("01234567-0123-0123-0123-0123456789ab")
@@ -39,6 +41,9 @@ class NoState:
 
     def find_shown(self, message_id: MessageId) -> None:
         return None
+
+    def record(self, deltas: Sequence[MessageDelta]) -> bool:
+        return True
 
     def state_events(self) -> list[TransientEvent]:
         return []

@@ -1,10 +1,12 @@
 """Subscribers of the hub that do not read or that fail, without effect on the others."""
 
 import asyncio
+from collections.abc import Sequence
 
 from culm.events.hub import HEARTBEAT_S, STALL_BEATS, Hub, TransientEvent
 from culm.events.views import Filter
 from culm.ids import Epoch, MessageId, SessionId
+from culm.wire.events import MessageDelta
 from tests.support import FakeClock, contract
 
 
@@ -45,6 +47,9 @@ class NoState:
 
     def find_shown(self, message_id: MessageId) -> TransientEvent | None:
         return None
+
+    def record(self, deltas: Sequence[MessageDelta]) -> bool:
+        return True
 
 
 def make_hub(clock: FakeClock, buffer_bytes_max: int = 1000) -> Hub:

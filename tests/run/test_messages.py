@@ -14,7 +14,16 @@ from culm.store.memory import MemoryFile
 from culm.store.messages import messages_of_session
 from culm.store.store import open_memory_store
 from culm.wire.codec import decode, encode
-from culm.wire.messages import Finish, FinishPart, Message, Text, TextPart, ToolCall, ToolCallPart
+from culm.wire.messages import (
+    Finish,
+    FinishPart,
+    Message,
+    Text,
+    TextPart,
+    ToolCall,
+    ToolCallPart,
+    full_text,
+)
 from culm.workspace.roots import WorkspaceInfo
 from culm.workspace.workspace import LiveWorkspace, open_workspace
 from tests.support import (
@@ -143,3 +152,30 @@ async def test_full_disk_is_retried_once_a_second(harness: MessagesHarness) -> N
     await harness.messages.flush()
     (message,) = await harness.stored()
     assert message.parts == [TextPart(Text("x" * 500_000))]
+
+
+@contract("EXC-26")
+async def test_text_that_cannot_be_recorded_is_sent_later(harness: MessagesHarness) -> None:
+    draft, opened = harness.messages.open(harness.session_id)
+    await opened
+    harness.messages.append(draft, 0, "text", "seen ")
+    harness.workspace.hub.flush()
+    for file in harness.file.tail_files:
+        file.full = True
+    harness.messages.append(draft, 0, "text", "not yet seen ")
+    assert await text_shown(harness) == "seen "
+    harness.workspace.hub.flush()
+    harness.messages.append(draft, 0, "text", "nor this")
+    assert await text_shown(harness) == "seen "
+    assert harness.workspace.store.health.state == "failing"
+    for file in harness.file.tail_files:
+        file.full = False
+    harness.clock.advance(2)
+    await harness.messages.flush()
+    assert await text_shown(harness) == "seen not yet seen nor this"
+    assert harness.workspace.store.health.state == "ok"
+
+
+async def text_shown(harness: MessagesHarness) -> str:
+    (message,) = await harness.stored()
+    return full_text(message.parts)

@@ -372,6 +372,8 @@ async def trouble(server: RunServer, observers: Sequence[Observer], *, rest: flo
         server.world.store_failed |= 0.42 <= roll < 0.7
         if roll < 0.15:
             server.kill()
+        elif roll < 0.2:
+            file.die_in_text = dice.randint(1, 20)
         elif roll < 0.35:
             file.die = (file.commits + dice.randint(1, 12), dice.choice(("before", "after")))
         elif roll < 0.42:

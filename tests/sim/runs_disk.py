@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from culm.store.base import Connection
 from culm.store.memory import MemoryDatabase, MemoryFile
+from culm.store.text_tail import MemoryTailFile
 from culm.workspace.workspace import LiveWorkspace
 from tests.sim.loop import SimClock, SimLoop
 
@@ -59,6 +60,25 @@ def _empty() -> MemoryFile:
     return MemoryFile()
 
 
+class SimTailFile(MemoryTailFile):
+    """A file of the tail on the same disk; a process may die in the middle of a write."""
+
+    def __init__(self, disk: "SimFile") -> None:
+        super().__init__()
+        self._disk = disk
+
+    def write(self, data: bytes, at: int) -> None:
+        self.full = self._disk.is_full
+        self._disk.refused += self.full
+        if self._disk.die_in_text:
+            self._disk.die_in_text -= 1
+            if not self._disk.die_in_text:
+                super().write(data[: len(data) // 2], at)
+                self._disk.on_death()
+                raise Killed
+        super().write(data, at)
+
+
 class SimFile(MemoryFile):
     """A file that survives; a process may die at an exact commit."""
 
@@ -79,6 +99,8 @@ class SimFile(MemoryFile):
         self.die: tuple[int, Death] | None = None  # The commit and the moment of death.
         self.on_death: Callable[[], None] = lambda: None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self.die_in_text = 0  # Dies in the middle of this write to the tail, counted from 1.
+        self.tail_files = SimTailFile(self), SimTailFile(self)
 
     @property
     def full(self) -> bool:

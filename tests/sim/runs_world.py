@@ -15,9 +15,14 @@ from culm.services import ServerServices
 from culm.settings import Settings
 from culm.store.base import find_meta, last_seq
 from culm.store.memory import MemoryDatabase
+from culm.store.messages import find_message
 from culm.store.sql import QUERIES
 from culm.store.store import Store
+from culm.store.text_tail import TextTail
 from culm.tools.base import Tool
+from culm.wire.codec import decode, encode
+from culm.wire.events import MessageDelta
+from culm.wire.messages import Message, ToolCallPart, growing_of, text_of
 from culm.wire.runs import RunComplete
 from culm.wire.workspaces import StoreHealth
 from culm.workspace.claims import Created, WorkspaceFate
@@ -51,12 +56,28 @@ class Probe:
     def __init__(self, world: World, workspace: LiveWorkspace) -> None:
         self._world = world
         self._workspace = workspace
+        # The rev of every message that was sent, and the text of its parts.
+        self.shown: dict[str, tuple[int, dict[int, str]]] = {}
 
     def write(self, data: bytes) -> None:
-        if b'{"type":"run_complete"' in data:  # Whole events come at once, and most do not matter.
-            for event in SseParser().feed(data):
-                if event.type == "run_complete":
+        for event in SseParser().feed(data):  # Whole events come at once.
+            match event.type:
+                case "run_complete":
                     self._completed(event)
+                case "message_delta":
+                    self._grown(event.read(MessageDelta))
+                case "message" | "message_snapshot" if event.op != "deleted":
+                    message = event.read(Message)
+                    self.shown[message.id] = message.rev, texts_of(message)
+                case _:
+                    pass
+
+    def _grown(self, delta: MessageDelta) -> None:
+        rev, texts = self.shown[delta.message_id]
+        known = texts.setdefault(delta.part, "")
+        fits = rev == delta.rev and delta.offset == len(known)
+        self._world.expect(fits, "a delta does not continue the text", delta)
+        texts[delta.part] = known + delta.text
 
     def _completed(self, event: ServerEvent) -> None:
         """INV-40: when its end is published, the run is not live any more."""
@@ -79,6 +100,15 @@ class Probe:
         pass
 
 
+def texts_of(message: Message) -> dict[int, str]:
+    """Return the text of each part that keeps it at the end of its message."""
+    return {
+        n: text_of(part, kind) or ""
+        for n, part in enumerate(message.parts)
+        if (kind := growing_of(part)) is not None
+    }
+
+
 class RunServer(SimServer):
     """A workspace with an agent, killed, stopped and started again."""
 
@@ -97,6 +127,8 @@ class RunServer(SimServer):
         self.outages = OUTAGES_S  # ... or one of these.
         self.observers: list[SimClient] = []
         self.alive_s: float | None = None  # Its last alive mark.
+        self._probe: Probe | None = None
+        self._shown: dict[str, dict[int, str]] = {}  # Text of open messages at the last kill.
         self._over = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self.plan: Callable[[Question], Sequence[Step]] = partial(draw_plan, world)
@@ -140,7 +172,13 @@ class RunServer(SimServer):
             connection.execute(QUERIES["set_meta"], ("epoch", self.ids.epoch()))
         epoch = Epoch(find_meta(connection, "epoch") or "")
         slow = SlowDatabase(database, self.loop)
-        store = Store(slow, epoch, last_seq(connection), StoreHealth("ok"))
+        store = Store(
+            slow,
+            epoch,
+            last_seq(connection),
+            StoreHealth("ok"),
+            TextTail(self.file.tail_files, epoch),
+        )
         services, origins = self._services(life, clock)
 
         def on_fate(fate: WorkspaceFate) -> None:
@@ -158,7 +196,8 @@ class RunServer(SimServer):
             {},
         )
         life.workspace = workspace
-        subscriber = workspace.hub.join(Probe(self.world, workspace), "delta", Filter())
+        self._probe = Probe(self.world, workspace)
+        subscriber = workspace.hub.join(self._probe, "delta", Filter())
         waited, asked = self._waiting(), self._asked()
         try:
             await workspace.start(self.alive_s)
@@ -169,6 +208,7 @@ class RunServer(SimServer):
         workspace.hub.flush()
         subscriber.seq = workspace.hub.seq
         workspace.hub.go_live(subscriber)
+        self._check_text()
         self._check_asks(workspace, life, asked)
         self._check_started(workspace, waited if life.has_model else set(), set(asked.values()))
         workspace.lifetime.apply(Created(self.id))
@@ -200,6 +240,29 @@ class RunServer(SimServer):
         rows = self.file.rows("SELECT id, run_id FROM asks WHERE state = 'open'")
         others = {row["run_id"] for row in decided}
         return {row["id"]: row["run_id"] for row in rows if row["run_id"] not in others}
+
+    def _note_shown(self) -> None:
+        """Note the text that was sent of messages that are open and at the same rev."""
+        rows = self.file.rows("SELECT id, rev FROM messages WHERE is_open = 1 AND is_summary = 0")
+        shown = {} if self._probe is None else self._probe.shown
+        open_revs = {row["id"]: row["rev"] for row in rows}
+        self._shown = {
+            id_: dict(texts) for id_, (rev, texts) in shown.items() if open_revs.get(id_) == rev
+        }
+        self._probe = None
+
+    def _check_text(self) -> None:
+        """Check that every message begins with the text that was sent before the kill."""
+        for message_id, texts in self._shown.items():
+            row = find_message(message_id)(self.file.connection)
+            assert row is not None, "only a summary is deleted"
+            message = decode(encode(row), Message)
+            stored = texts_of(message)
+            for n, text in texts.items():
+                if not isinstance(message.parts[n], ToolCallPart):  # Unfinished input is dropped.
+                    is_kept = stored.get(n, "").startswith(text)
+                    self.world.expect(is_kept, "text is lost", text, stored)
+        self._shown = {}
 
     def _check_asks(self, workspace: LiveWorkspace, life: Life, asked: dict[str, str]) -> None:
         """Check that the next server has the same asks under the same ids."""
@@ -263,8 +326,10 @@ class RunServer(SimServer):
         if life is None or life.dead:
             return
         life.kill()
+        self._note_shown()
         self.file.crash()
         self.file.die = None
+        self.file.die_in_text = 0
         for observer in self.observers:
             observer.cut()
         self.up.clear()

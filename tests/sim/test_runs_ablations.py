@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,13 +13,16 @@ from culm.ids import RunId, SessionId
 from culm.run import journal, recovery, rules, runs
 from culm.run.journal import TurnJournal
 from culm.run.live_run import LiveRun
+from culm.run.messages import Messages
 from culm.run.runs import Runs
 from culm.store import runs as store_runs
 from culm.store.base import Tx, Unit
 from culm.store.messages import CapturedMessage, capture
 from culm.store.runs import KnownCall
 from culm.store.sql import QUERIES
+from culm.store.text_tail import TextTail
 from culm.tools.base import CallRequest
+from culm.wire.events import MessageDelta
 from culm.wire.messages import Message
 from culm.wire.runs import Ending
 from tests.sim.loop import simulate
@@ -263,6 +266,29 @@ def recovery_writes_without_a_run_id(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "capture", nameless)
 
 
+def open_text_is_not_recorded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TextTail, "write", do_nothing)
+
+
+def tail_is_emptied_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    maintain = TextTail.maintain
+
+    def hasty(self: TextTail, _: int | None) -> bool:
+        return maintain(self, None)
+
+    patch.setattr(TextTail, "maintain", hasty)
+
+
+def unrecorded_text_is_sent(patch: pytest.MonkeyPatch) -> None:
+    record = Messages.record
+
+    def careless(self: Messages, deltas: Sequence[MessageDelta]) -> bool:
+        record(self, deltas)
+        return True
+
+    patch.setattr(Messages, "record", careless)
+
+
 def do_nothing(*_: object) -> None:
     pass
 
@@ -272,21 +298,21 @@ Ablation = Callable[[pytest.MonkeyPatch], None]
 # Each with a seed that detects it; if that changes, other seeds are tried.
 DRAWN: tuple[tuple[Ablation, int], ...] = (
     (recovery_resumes_active_runs, 0),
-    (recovery_leaves_calls_without_results, 8),
-    (recovery_writes_without_a_run_id, 14),
-    (a_long_absence_does_not_matter, 5),
-    (a_cancel_is_not_written, 9),
-    (a_cancel_covers_the_session_for_ever, 1),
+    (recovery_leaves_calls_without_results, 2),
+    (recovery_writes_without_a_run_id, 60),
+    (a_long_absence_does_not_matter, 1),
+    (a_cancel_is_not_written, 3),
+    (a_cancel_covers_the_session_for_ever, 0),
     (a_cancel_does_not_reach_the_turn, 1),
-    (a_cancel_is_written_again_and_again, 10),
+    (a_cancel_is_written_again_and_again, 18),
     (prompts_are_answered_before_they_are_stored, 0),
     (calls_start_before_it_is_stored, 1),
     (model_is_asked_before_it_is_stored, 0),
-    (an_end_is_tried_once, 11),
-    (end_does_not_wait_for_pending_writes, 6),
+    (an_end_is_tried_once, 16),
+    (end_does_not_wait_for_pending_writes, 23),
     (end_is_not_published, 0),
-    (ended_run_ends_again, 10),
-    (end_is_published_before_it_is_applied, 0),
+    (ended_run_ends_again, 0),
+    (end_is_published_before_it_is_applied, 1),
     (given_ids_are_folded, 2),
     (a_run_joins_itself, 0),
     (folded_runs_are_forgotten, 1),
@@ -294,7 +320,10 @@ DRAWN: tuple[tuple[Ablation, int], ...] = (
     (two_turns_at_once, 3),
     (nothing_is_counted, 0),
     (usage_is_counted_twice, 0),
-    (closing_starts_queued_runs, 3),
+    (closing_starts_queued_runs, 33),
+    (open_text_is_not_recorded, 0),
+    (tail_is_emptied_before_the_commit, 0),
+    (unrecorded_text_is_sent, 23),
 )
 # Too rare for a hundred random worlds.
 ENUMERATED: tuple[tuple[Ablation, Script, Faults], ...] = (

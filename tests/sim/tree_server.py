@@ -24,6 +24,7 @@ from culm.store.base import find_meta, last_seq
 from culm.store.memory import MemoryDatabase
 from culm.store.sql import QUERIES
 from culm.store.store import Store
+from culm.store.text_tail import TextTail
 from culm.wire.workspaces import StoreHealth
 from culm.workspace.claims import Created
 from culm.workspace.roots import WorkspaceInfo
@@ -130,7 +131,8 @@ class Life:
         epoch = Epoch(find_meta(connection, "epoch") or "")
         database = MemoryDatabase(world.file, clock)
         slow = SlowDatabase(database, world.loop)
-        store = Store(slow, epoch, last_seq(connection), StoreHealth("ok"))
+        tail = TextTail(self.world.file.tail_files, epoch)
+        store = Store(slow, epoch, last_seq(connection), StoreHealth("ok"), tail)
         tools = [
             TreeTool(world, self._asker, "look", is_free=True, parallel=True),
             TreeTool(world, self._asker, "edit", is_free=False),

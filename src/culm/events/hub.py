@@ -6,7 +6,7 @@ workspace owns the open messages and their text.
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -64,6 +64,10 @@ class OpenMessages(Protocol):
 
     def open_ids(self) -> Iterable[tuple[MessageId, SessionId]]: ...
     def find_shown(self, message_id: MessageId) -> TransientEvent | None: ...
+
+    def record(self, deltas: Sequence[MessageDelta]) -> bool:
+        """Keep text that is about to be sent; False if it must not be sent."""
+        ...
 
 
 class StreamState(Protocol):
@@ -187,6 +191,9 @@ class Hub:
         if not batch:
             return
         self._flushed_s = self._loop.time()
+        deltas = [item for item in batch if isinstance(item, MessageDelta)]
+        if deltas and not self._state.messages.record(deltas):
+            batch = [item for item in batch if not isinstance(item, MessageDelta)]
         frames: dict[View, list[Frame]] = {}
         for view, _ in self._feeds:
             if view not in frames:
@@ -217,7 +224,7 @@ class Hub:
             self._lingering = False
 
     def _encode(
-        self, view: View, batch: list[StoredEvent | MessageDelta | TransientEvent]
+        self, view: View, batch: Sequence[StoredEvent | MessageDelta | TransientEvent]
     ) -> list[Frame]:
         frames: list[Frame] = []
         for item in batch:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import structs
+
 from culm.clock import Clock
 from culm.errors import LimitExceeded, ModelFailed
 from culm.model.base import CallDelta, CallStarted, ReasoningDelta, TextDelta
@@ -16,7 +18,7 @@ from culm.run.loop import Growth, parse_arguments
 from culm.store.base import Unit
 from culm.store.messages import TextChunk
 from culm.tools.base import CallRequest
-from culm.wire.codec import encodable, encode
+from culm.wire.codec import decode, encodable, encode
 from culm.wire.events import MessageDelta
 from culm.wire.messages import (
     Growing,
@@ -27,6 +29,7 @@ from culm.wire.messages import (
     ToolCall,
     ToolCallPart,
     growing_of,
+    new_part,
     set_text,
     text_of,
 )
@@ -64,6 +67,10 @@ class Draft:
     pieces: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     # The length of each part's text, in code points.
     lengths: list[int] = field(default_factory=list[int])
+    # The length of each part's text that clients may have: it is stored, or in the tail.
+    shown: list[int] = field(default_factory=list[int])
+    # The first file of the tail with text that no commit contains; None if a commit has all.
+    tail_from: int | None = None
     # The length of each part's text that was submitted to the store.
     submitted: list[int] = field(default_factory=list[int])
     size: int = 0  # The length of all texts together.
@@ -85,6 +92,34 @@ class Draft:
         self.pieces.clear()
         return self.message
 
+    def visible(self) -> Message:
+        """Return the message with the text that clients may have."""
+        message = self.fold()
+        if self.shown == self.lengths:
+            return message
+        parts = [
+            part if shown == length else _cut(part, shown)
+            for part, shown, length in zip(message.parts, self.shown, self.lengths, strict=True)
+            if shown or not length
+        ]
+        return structs.replace(message, parts=parts)
+
+    def show(self, delta: MessageDelta) -> None:
+        """Record that clients may have this text."""
+        self._show_upto(delta.rev, delta.part, delta.offset + len(delta.text))
+
+    def show_stored(self, chunk: TextChunk) -> None:
+        self._show_upto(chunk.rev, chunk.part, chunk.pos + len(chunk.text))
+
+    def _show_upto(self, rev: int, part: int, length: int) -> None:
+        if rev == self.message.rev:
+            self.shown[part] = max(self.shown[part], length)
+
+    def add_part(self, kind: Growing) -> None:
+        self.message.parts.append(new_part(kind))
+        for lengths in (self.lengths, self.shown, self.submitted):
+            lengths.append(0)
+
     @property
     def damaged(self) -> bool:
         """Return True if a write failed and no later one has stored the whole message."""
@@ -98,7 +133,7 @@ class Draft:
     def damage(self, number: int) -> None:
         """Record a failed write. Clients keep the published message until the next full save."""
         if not self.is_pending:
-            self.published = encode(self.fold())
+            self.published = encode(self.visible())
         self.last_failed = max(self.last_failed, number)
 
     def send(self) -> int:
@@ -126,9 +161,18 @@ class Draft:
         """Recount after a change other than growth. The whole message goes to the store."""
         texts = [text_of(p, kind) if (kind := growing_of(p)) else "" for p in self.message.parts]
         self.lengths = [len(text or "") for text in texts]
+        self.shown = list(self.lengths)  # It is published only after its commit.
         self.submitted = list(self.lengths)
         self.size = sum(self.lengths)
         self.loose = 0
+
+
+def _cut(part: Part, length: int) -> Part:
+    (copied,) = decode(encode([part]), list[Part])
+    kind = growing_of(part)
+    assert kind is not None, "only growing parts grow"
+    set_text(copied, (text_of(part, kind) or "")[:length])
+    return copied
 
 
 def check_size(chars: int) -> None:

@@ -1,11 +1,12 @@
 """The messages of one workspace: stored whole, or open and growing by deltas.
 
-Owns the open messages. Deltas are published at once and stored in chunks; every other change is
-published after its commit. The run that writes a message is only an id here.
+Owns the open messages. Deltas are published as soon as the tail has them, and reach the database
+in chunks; every other change is published after its commit. The run that writes a message is only
+an id here.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from culm.clock import Clock, Timer
 from culm.errors import MessageNotFound, StoreBusy
@@ -36,11 +37,11 @@ from culm.wire.messages import (
     Role,
     close_parts,
     growing_of,
-    new_part,
 )
 
-CHUNK_S = 0.1  # A `kill -9` loses at most this much time of a stream.
-CHUNK_CHARS = 4096  # It loses at most this much text of one message.
+CHUNK_S = 3.0  # Until then, only the tail has the text of an open message.
+CHUNK_CHARS = 1 << 20  # A message with more text than this is stored earlier.
+SYNC_S = 0.1  # A power cut loses at most this much time of a stream.
 RETRY_S = 1.0  # The retry interval while the store cannot write.
 
 
@@ -60,6 +61,8 @@ class Messages:
         self._open: dict[MessageId, Draft] = {}
         self._chunk_timer: Timer | None = None
         self._chunk_due_s = 0.0
+        self._tail = store.tail
+        self._tail_timer: Timer | None = None
         self._stopped = False
         self._writes: set[asyncio.Future[None]] = set()
         self._publish_delta = publish_delta
@@ -126,9 +129,7 @@ class Messages:
         parts = draft.message.parts
         if part == len(parts):
             check_part(part)
-            parts.append(new_part(kind))
-            draft.lengths.append(0)
-            draft.submitted.append(0)
+            draft.add_part(kind)
         assert growing_of(parts[part]) == kind, "a part keeps its kind"
         offset = draft.lengths[part]
         draft.pieces.setdefault(part, []).append(text)
@@ -141,6 +142,8 @@ class Messages:
             draft.held_deltas.append(delta)
         else:
             self._publish_delta(delta)
+        if draft.tail_from is None:
+            draft.tail_from = self._tail.number
         if draft.damaged:
             self._arm(RETRY_S)
         elif draft.loose >= CHUNK_CHARS:
@@ -199,7 +202,7 @@ class Messages:
         draft = self._open.get(message_id)
         if draft is not None:
             if not draft.is_pending:
-                draft.published = encode(draft.fold())
+                draft.published = encode(draft.visible())
             draft.deleting += 1
 
         def failed(_: Exception) -> None:
@@ -238,8 +241,47 @@ class Messages:
         finally:
             for message_id in list(self._open):
                 self.forget(message_id)
-            if self._chunk_timer is not None:
-                self._chunk_timer.cancel()
+            for timer in (self._chunk_timer, self._tail_timer):
+                if timer is not None:
+                    timer.cancel()
+        await self._tail.clear()
+
+    # --- the tail
+
+    def record(self, deltas: Sequence[MessageDelta]) -> bool:
+        """Write text to the tail; return False if that fails.
+
+        It must not be sent then: the whole message is stored and sent when the disk works again.
+        """
+        drafts = [self._open.get(delta.message_id) for delta in deltas]
+        try:
+            self._tail.write(deltas)
+        except OSError as exc:
+            self._store.record_failure(StoreBusy(exc.strerror or str(exc)))
+            for draft in drafts:
+                # A change in flight contains the text already.
+                if draft is not None and not draft.in_flight:
+                    draft.damage(draft.send())
+            self._arm(RETRY_S)
+            return False
+        for draft, delta in zip(drafts, deltas, strict=True):
+            if draft is not None:
+                draft.show(delta)
+        if self._tail_timer is None and not self._stopped:
+            self._tail_timer = self._clock.call_later(SYNC_S, self._maintain_tail)
+        return True
+
+    def _maintain_tail(self) -> None:
+        if self._tail.is_large:
+            self._store_all_text()
+        uncommitted = [d.tail_from for d in self._open.values() if d.tail_from is not None]
+        has_more = self._tail.maintain(min(uncommitted, default=None))
+        self._tail_timer = self._clock.call_later(SYNC_S, self._maintain_tail) if has_more else None
+
+    def _committed(self, draft: Draft, number: int) -> None:
+        """Note a commit of the text that was submitted when the tail wrote to file `number`."""
+        is_whole = not (draft.loose or draft.in_flight or draft.chunk_in_flight)
+        draft.tail_from = None if is_whole else number
 
     # --- the state that clients have
 
@@ -250,7 +292,7 @@ class Messages:
         draft = self._open.get(message_id)
         if draft is None:
             return None
-        payload = draft.published if draft.is_pending else encode(draft.fold())
+        payload = draft.published if draft.is_pending else encode(draft.visible())
         return (
             None
             if payload is None
@@ -300,7 +342,7 @@ class Messages:
         if draft.ended:
             raise MessageNotFound(message.id)
         if not draft.is_pending:
-            draft.published = encode(message)
+            draft.published = encode(draft.visible())
         change(message)
         message.updated_at = int(self._clock.now_s())
         return self._save(draft, is_open=is_open, after=after)
@@ -323,7 +365,7 @@ class Messages:
         unit: Callable[[Tx], None],
         on_commit: Callable[[], None] | None = None,
     ) -> asyncio.Future[None]:
-        number = draft.send()
+        number, file = draft.send(), self._tail.number
         draft.in_flight += 1
         draft.held_deltas.clear()  # The captured message includes them.
         draft.measure()
@@ -332,6 +374,7 @@ class Messages:
             draft.in_flight -= 1
             draft.published = captured.payload
             draft.last_published = number
+            self._committed(draft, file)
             if on_commit is not None:
                 on_commit()
             self._after_write(draft)
@@ -373,6 +416,7 @@ class Messages:
             self._write_chunks(chunks)
 
     def _write_chunks(self, chunks: list[TextChunk]) -> None:
+        file = self._tail.number
         drafts = [self._open[message_id] for message_id in {chunk.message_id for chunk in chunks}]
         sent = [(draft, draft.send()) for draft in drafts]
         for draft in drafts:
@@ -381,6 +425,10 @@ class Messages:
         def stored(_: None) -> None:
             for draft in drafts:
                 draft.chunk_in_flight = False
+                self._committed(draft, file)
+            for chunk in chunks:
+                if (draft := self._open.get(chunk.message_id)) is not None:
+                    draft.show_stored(chunk)
             if any(draft.loose for draft in drafts):
                 self._arm(CHUNK_S)
 
@@ -406,6 +454,7 @@ class Messages:
 
     def _store_all_text(self) -> None:
         self._chunk_timer = None
+        self._tail.switch()
         self._store_text(list(self._open.values()))
 
     def forget(self, message_id: MessageId) -> None:

@@ -16,6 +16,7 @@ from culm.clock import Clock
 from culm.errors import StoreBusy, StoreClosed
 from culm.store.base import Connection, WriteJob, finish_group, run_group
 from culm.store.sql import migrate
+from culm.store.text_tail import MemoryTailFile
 
 T = TypeVar("T")
 
@@ -42,11 +43,14 @@ class MemoryFile:
         self.full = False  # While set, every commit fails as on a full disk.
         self.busy = False  # While set, every write is refused at once, as under overload.
         self.group_max = 1024  # The maximum number of writes in a commit.
+        self.tail_files = MemoryTailFile(), MemoryTailFile()
 
     def crash(self) -> None:
         """Simulate the kill of the process that has it open."""
         if self.database is not None:
             self.database.crash()
+        first, second = self.tail_files
+        self.tail_files = first.survive(), second.survive()
 
     def close(self) -> None:
         self.connection.close()

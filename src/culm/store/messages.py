@@ -10,6 +10,7 @@ from culm.ids import MessageId, SessionId
 from culm.store.base import Connection, Op, Tx, deferred
 from culm.store.sessions import find_session, place_of, publish_session
 from culm.store.sql import QUERIES
+from culm.store.text_tail import TailRecord
 from culm.wire.codec import decode, encode
 from culm.wire.messages import (
     Finish,
@@ -20,8 +21,11 @@ from culm.wire.messages import (
     Part,
     RawMessage,
     Session,
+    ToolCallPart,
     append_text,
     close_parts,
+    growing_of,
+    text_of,
 )
 from culm.wire.runs import INTERRUPTED, finish_of
 
@@ -128,6 +132,50 @@ def add_chunks(tx: Tx, chunks: list[TextChunk]) -> None:
 
 
 @deferred
+def restore_text(tx: Tx, records: Iterable[TailRecord]) -> None:
+    """Store the text of a tail that its open messages do not have yet."""
+    by_message: dict[MessageId, list[TailRecord]] = {}
+    for record in records:
+        by_message.setdefault(record.message_id, []).append(record)
+    for message_id, texts in by_message.items():
+        row = tx.run("get_message", message_id).fetchone()
+        if row is not None and row["is_open"]:
+            parts = _load(tx, row).parts
+            present = [text for text in texts if text.rev == row["rev"]]
+            add_chunks(missing_text(message_id, row["rev"], parts, present))(tx)
+
+
+def missing_text(
+    message_id: MessageId, rev: int, parts: Sequence[Part], records: Iterable[TailRecord]
+) -> list[TextChunk]:
+    """Return the text after the end of each part. A record after a gap is ignored."""
+    kinds: list[Growing | None] = [growing_of(part) for part in parts]
+    known = [len(text_of(p, k) or "") if k else 0 for p, k in zip(parts, kinds, strict=True)]
+    is_final = [isinstance(part, ToolCallPart) and part.data.finished for part in parts]
+    ends = list(known)
+    pieces: list[list[str]] = [[] for _ in parts]
+    for record in records:
+        n = record.part
+        if n == len(kinds) and record.offset == 0:
+            kinds.append(record.kind)
+            known.append(0)
+            is_final.append(False)
+            ends.append(0)
+            pieces.append([])
+        # The input of a finished call may differ from the text that it grew by.
+        if n < len(kinds) and kinds[n] == record.kind and not is_final[n]:
+            new = ends[n] - record.offset
+            if 0 <= new < len(record.text):
+                pieces[n].append(record.text[new:])
+                ends[n] = record.offset + len(record.text)
+    return [
+        TextChunk(message_id, rev, n, start, kind, "".join(added))
+        for n, (start, kind, added) in enumerate(zip(known, kinds, pieces, strict=True))
+        if kind is not None and added
+    ]
+
+
+@deferred
 def delete_message(tx: Tx, message_id: MessageId) -> None:
     row = tx.run("delete_message", message_id).fetchone()
     if row is None:
@@ -192,11 +240,16 @@ def conversation(connection: Connection, session_id: str) -> tuple[Session, list
     session = find_session(session_id)(connection)
     if session is None:
         return None
-    summary_id = session.summary_message_id
-    listing = (
-        _listing("messages_from", summary_id) if summary_id else messages_of_session(session_id)
-    )
-    return session, [decode(encode(row), Message) for row in listing(connection)]
+    rows = messages_since_summary(session_id)(connection)
+    return session, [decode(encode(row), Message) for row in rows]
+
+
+@deferred
+def messages_since_summary(connection: Connection, session_id: str) -> list[RawMessage]:
+    session = find_session(session_id)(connection)
+    if session is not None and session.summary_message_id:
+        return _listing("messages_from", session.summary_message_id)(connection)
+    return messages_of_session(session_id)(connection)
 
 
 def messages_of_session(session_id: str) -> Callable[[Connection], list[RawMessage]]:

@@ -6,7 +6,8 @@ and trimmed. The other modules of this package define the units for entities.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
@@ -30,6 +31,7 @@ from culm.store.files import prepare_file
 from culm.store.memory import MemoryFile, open_memory_database
 from culm.store.messages import find_message
 from culm.store.sessions import find_file, find_session
+from culm.store.text_tail import TextTail, open_text_tail
 from culm.store.writer import open_file_database
 from culm.wire.codec import encode
 from culm.wire.workspaces import StoreHealth
@@ -47,8 +49,11 @@ Publish = Callable[[tuple[StoredEvent, ...]], None]
 class Store:
     """A store, created by `open_store` or `open_memory_store`."""
 
-    def __init__(self, database: Database, epoch: Epoch, seq: int, health: StoreHealth) -> None:
+    def __init__(
+        self, database: Database, epoch: Epoch, seq: int, health: StoreHealth, tail: TextTail
+    ) -> None:
         self.epoch = epoch
+        self.tail = tail
         self.seq = seq  # The last published event.
         self.health = health
         self.damaged = False  # Damage was found; the next open checks the file's integrity.
@@ -83,7 +88,7 @@ class Store:
 
         def finish(job: WriteJob) -> None:
             if job.error is not None:
-                self._record_failure(job.error)
+                self.record_failure(job.error)
                 fail(job.error)
                 return
             if self.health.state == "failing" and job.wrote and not self.damaged:
@@ -133,7 +138,7 @@ class Store:
         try:
             return await self._database.read(query)
         except StoreDamaged as exc:
-            self._record_failure(exc)
+            self.record_failure(exc)
             raise
 
     async def read_published(self, query: Callable[[Connection], T]) -> tuple[T, int]:
@@ -147,7 +152,8 @@ class Store:
             await self.write(lambda tx: None)  # Writes finish in order, so the events are out.
         return result, seq
 
-    def _record_failure(self, error: Exception) -> None:
+    def record_failure(self, error: Exception) -> None:
+        """Report the health that an error of the file or of the tail shows."""
         self.damaged = self.damaged or isinstance(error, StoreDamaged)
         if isinstance(error, StoreClosed) or self.health.state == "failing":
             return
@@ -175,7 +181,11 @@ async def open_store(path: Path, clock: Clock, ids: Ids) -> AsyncGenerator[Store
     """
     loop = asyncio.get_running_loop()
     health = await loop.run_in_executor(None, prepare_file, path, ids.epoch(), int(clock.now_s()))
-    async with open_file_database(path, clock) as database, _open(database, health) as store:
+
+    async with (
+        open_file_database(path, clock) as database,
+        _open(database, health, partial(open_text_tail, path)) as store,
+    ):
         yield store
 
 
@@ -185,21 +195,24 @@ async def open_memory_store(file: MemoryFile, clock: Clock, ids: Ids) -> AsyncGe
         file.connection.run("set_meta", "epoch", ids.epoch())
     async with (
         open_memory_database(file, clock) as database,
-        _open(database, StoreHealth("ok")) as store,
+        _open(database, StoreHealth("ok"), partial(TextTail, file.tail_files)) as store,
     ):
         yield store
 
 
 @asynccontextmanager
-async def _open(database: Database, health: StoreHealth) -> AsyncGenerator[Store]:
+async def _open(
+    database: Database, health: StoreHealth, open_tail: Callable[[Epoch], TextTail]
+) -> AsyncGenerator[Store]:
     epoch, seq = await database.read(lambda c: (find_meta(c, "epoch"), last_seq(c)))
     assert epoch is not None, "a prepared database has an epoch"
-    store = Store(database, Epoch(epoch), seq, health)
-    await _mark(store, "0")
-    yield store
-    # Not in a `finally`: after an exception in the block the end is not clean.
-    if not store.damaged:
-        await _mark(store, "1")
+    with closing(open_tail(Epoch(epoch))) as tail:
+        store = Store(database, Epoch(epoch), seq, health, tail)
+        await _mark(store, "0")
+        yield store
+        # Not in a `finally`: after an exception in the block the end is not clean.
+        if not store.damaged:
+            await _mark(store, "1")
 
 
 async def _mark(store: Store, clean: str) -> None:

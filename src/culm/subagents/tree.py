@@ -25,10 +25,11 @@ from culm.store.agents import (
     set_budget,
     shown_below,
 )
-from culm.store.messages import conversation
+from culm.store.messages import messages_since_summary
 from culm.store.sessions import sessions_above
 from culm.wire.agents import Agent, AgentDetails, RawAgent, Waiting
-from culm.wire.messages import full_text
+from culm.wire.codec import decode, encode
+from culm.wire.messages import Message, full_text
 from culm.wire.runs import Limits
 
 DONE_MAX = 10_000  # Ended runs for which the changed files are remembered.
@@ -193,8 +194,8 @@ class AgentTree:
         stored = await self.get(agent_id)
         agent = stored.agent
         children = await self._context.store.read(children_of(agent.agent_id))
-        found = await self._context.store.read(conversation(agent.session_id))
-        messages = () if found is None else found[1]
+        rows, _ = await self._context.messages.read(messages_since_summary(agent.session_id))
+        messages = [decode(encode(row), Message) for row in rows]
         users = [message for message in messages if message.role == "user"]
         answers = [message for message in messages if message.role == "assistant"]
         return AgentDetails(

@@ -21,13 +21,18 @@ from culm.events.views import Cursor
 from culm.model.choice import Models
 from culm.run.messages import Messages
 from culm.run.project_context import ProjectContext, context_paths_of
-from culm.run.recovery import recover
+from culm.run.recovery import RecoveryReport, recover
 from culm.run.runs import Runs
 from culm.run.turn import TurnContext
 from culm.services import ServerServices
 from culm.store.agents import agents_at_work
-from culm.store.base import Connection, StoredEvent
-from culm.store.messages import all_messages, close_open_messages, messages_of_session
+from culm.store.base import Connection, StoredEvent, Tx
+from culm.store.messages import (
+    all_messages,
+    close_open_messages,
+    messages_of_session,
+    restore_text,
+)
 from culm.store.runs import open_runs
 from culm.store.sessions import (
     all_sessions,
@@ -246,7 +251,14 @@ class LiveWorkspace:
             self._models.current.why_not,
             self._server.ids,
         )
-        recovered = await self.store.write(unit)
+        records = self.store.tail.recovered
+
+        def restore_and_recover(tx: Tx) -> RecoveryReport:
+            restore_text(records)(tx)
+            return unit(tx)
+
+        recovered = await self.store.write(restore_and_recover)
+        await self.store.tail.clear()
         if recovered.ended or recovered.held:
             text = "%s: recovery ended %d run(s), held %d and resumed %d"
             counts = (recovered.ended, len(recovered.held), len(recovered.resumed))

@@ -1,0 +1,177 @@
+"""The tail keeps text that was sent, and only that."""
+
+import asyncio
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.ids import Epoch, MessageId, SessionId
+from culm.store import text_tail
+from culm.store.messages import missing_text
+from culm.store.text_tail import (
+    MemoryTailFile,
+    TailRecord,
+    TextTail,
+    decode_records,
+    encode_records,
+    open_text_tail,
+)
+from culm.wire.events import MessageDelta
+from culm.wire.messages import Part, Text, TextPart, ToolCall, ToolCallPart
+
+EPOCH = Epoch("e1")
+
+
+def delta(text: str, offset: int = 0, *, part: int = 0, rev: int = 0) -> MessageDelta:
+    return MessageDelta(MessageId("m"), SessionId("s"), rev, part, "text", offset, text)
+
+
+def record(text: str, offset: int, part: int = 0) -> TailRecord:
+    return TailRecord(SessionId("s"), MessageId("m"), 0, part, "text", offset, text)
+
+
+def memory_tail(*files: MemoryTailFile) -> TextTail:
+    first, second = files or (MemoryTailFile(), MemoryTailFile())
+    return TextTail((first, second), EPOCH)
+
+
+async def worked(tail: TextTail) -> None:
+    """Wait until the work in a thread is done."""
+    while tail.is_working:
+        await asyncio.sleep(0.001)
+
+
+@given(st.lists(st.text()), st.integers(min_value=0))
+def test_a_torn_file_has_the_records_before_the_tear(texts: list[str], cut: int) -> None:
+    deltas = [delta(text, n) for n, text in enumerate(texts)]
+    header = text_tail.encode_header(EPOCH)
+    data = header + encode_records(deltas)
+    records = decode_records(data, EPOCH)
+    assert [(one.offset, one.text) for one in records] == list(enumerate(texts))
+    torn = data[: len(header) + cut % (len(data) - len(header) + 1)]
+    found = decode_records(torn, EPOCH)
+    assert found == records[: len(found)]
+    assert len(header + encode_records(deltas[: len(found)])) <= len(torn)
+
+
+def test_a_changed_byte_ends_the_records() -> None:
+    data = bytearray(text_tail.encode_header(EPOCH) + encode_records([delta("one"), delta("two")]))
+    data[-1] ^= 1
+    assert [one.text for one in decode_records(bytes(data), EPOCH)] == ["one"]
+
+
+def test_records_of_another_database_are_ignored() -> None:
+    data = text_tail.encode_header(EPOCH) + encode_records([delta("one")])
+    assert decode_records(data, Epoch("e2")) == []
+
+
+@pytest.mark.parametrize(
+    ("records", "missing"),
+    [
+        ([record("cd", 2)], [(0, 2, "cd")]),
+        ([record("ab", 0), record("cd", 2)], [(0, 2, "cd")]),
+        ([record("bcd", 1), record("ef", 4)], [(0, 2, "cdef")]),
+        ([record("b", 1)], []),
+        ([record("late", 3)], []),
+        ([record("late", 3), record("cd", 2)], [(0, 2, "cd")]),
+        ([record("new", 0, part=2)], [(2, 0, "new")]),
+        ([record("new", 1, part=2)], []),
+        ([record("new", 0, part=3)], []),
+        ([record("input", 2, part=1)], []),
+    ],
+)
+def test_only_text_that_continues_a_part_is_restored(
+    records: Sequence[TailRecord], missing: list[tuple[int, int, str]]
+) -> None:
+    parts: list[Part] = [TextPart(Text("ab")), ToolCallPart(ToolCall("c", "ls", "{}"))]
+    chunks = missing_text(MessageId("m"), 0, parts, records)
+    assert [(chunk.part, chunk.pos, chunk.text) for chunk in chunks] == missing
+
+
+async def test_text_is_on_disk_before_write_returns(tmp_path: Path) -> None:
+    database = tmp_path / "culm.db"
+    tail = open_text_tail(database, EPOCH)
+    tail.write([delta("some"), delta(" text", 4)])
+    (file,) = [path for path in tmp_path.iterdir() if path.stat().st_size]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    tail.close()
+    again = open_text_tail(database, EPOCH)
+    assert [one.text for one in again.recovered] == ["some", " text"]
+    await again.clear()
+    again.close()
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0, 0]
+
+
+async def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite = os.pwrite
+
+    def write_some(descriptor: int, data: bytes, at: int) -> int:
+        return pwrite(descriptor, data[:7], at)
+
+    monkeypatch.setattr(os, "pwrite", write_some)
+    tail = open_text_tail(tmp_path / "culm.db", EPOCH)
+    tail.write([delta("a text longer than seven bytes")])
+    tail.close()
+    again = open_text_tail(tmp_path / "culm.db", EPOCH)
+    assert [one.text for one in again.recovered] == ["a text longer than seven bytes"]
+    again.close()
+
+
+async def test_a_failed_write_leaves_the_records_before_and_after_it() -> None:
+    files = MemoryTailFile(), MemoryTailFile()
+    tail = memory_tail(*files)
+    tail.write([delta("one")])
+    files[0].full = True
+    with pytest.raises(OSError, match="No space") as caught:
+        tail.write([delta("never sent, and longer than the next")])
+    assert caught.value.errno == errno.ENOSPC
+    files[0].full = False
+    tail.write([delta("two")])
+    assert [one.text for one in memory_tail(*files).recovered] == ["one", "two"]
+
+
+async def test_a_file_is_emptied_only_after_its_text_is_committed() -> None:
+    files = MemoryTailFile(), MemoryTailFile()
+    tail = memory_tail(*files)
+    tail.write([delta("first")])
+    tail.switch()
+    tail.write([delta("second")])
+    tail.switch()  # The other file still has text.
+    assert tail.number == 1
+    assert tail.maintain(uncommitted=0)
+    await worked(tail)
+    assert [one.text for one in memory_tail(*files).recovered] == ["first", "second"]
+    assert tail.maintain(uncommitted=1)
+    await worked(tail)
+    assert [one.text for one in memory_tail(*files).recovered] == ["second"]
+    while tail.maintain(uncommitted=None):
+        await worked(tail)
+    assert memory_tail(*files).recovered == []
+
+
+async def test_the_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_tail, "FILE_BYTES_MAX", 100)
+    tail = memory_tail()
+    tail.write([delta("x" * 100)])
+    with pytest.raises(OSError, match="full"):
+        tail.write([delta("x")])
+
+
+async def test_a_second_server_does_not_disturb_the_first(tmp_path: Path) -> None:
+    first = open_text_tail(tmp_path / "culm.db", EPOCH)
+    first.write([delta("kept")])
+    second = open_text_tail(tmp_path / "culm.db", EPOCH)
+    assert second.recovered == []
+    second.write([delta("other")])
+    await second.clear()
+    second.close()
+    first.close()
+    again = open_text_tail(tmp_path / "culm.db", EPOCH)
+    assert [one.text for one in again.recovered] == ["kept"]
+    again.close()
