@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from culm.client.stream import ServerEvent
+from culm.run.draft import MESSAGE_CHARS_MAX
 from culm.settings import Settings
 from culm.testing.script import Reply, ReplyRule, Script, ScriptedCall, ScriptedUsage
 from culm.tools.base import CallRequest, CallResult
@@ -307,3 +308,28 @@ async def test_usage_before_a_failure_is_counted(tmp_path: Path) -> None:
         run = await harness.run(run_id)
         assert (run.outcome, run.prompt_tokens) == ("error", 1000)
         assert run.cost == pytest.approx(0.0045)
+
+
+# --- long answers
+
+
+async def test_answer_of_ten_megabytes_is_stored_as_a_whole(tmp_path: Path) -> None:
+    pieces = [f"{n:03} " + "x" * 99_996 for n in range(105)]
+    async with open_runs(tmp_path, play=script(Reply(deltas=pieces))) as harness:
+        run_id = await harness.prompt("Hi.")
+        complete = await harness.received.complete(run_id)
+        assert complete.error == ""
+        (row,) = [row for row in await harness.rows() if row[0] == "assistant"]
+        assert row == ("assistant", "".join(pieces), "end_turn")
+
+
+async def test_answer_beyond_the_limit_ends_the_run_with_an_error(tmp_path: Path) -> None:
+    piece = "x" * 100_000
+    count = MESSAGE_CHARS_MAX // len(piece)
+    play = script(Reply(deltas=[piece] * (count + 1)))
+    async with open_runs(tmp_path, play=play) as harness:
+        complete = await harness.received.complete(await harness.prompt("Hi."))
+        assert f"too many characters in one message: at most {MESSAGE_CHARS_MAX}" in complete.error
+        (row,) = [row for row in await harness.rows() if row[0] == "assistant"]
+        assert row == ("assistant", piece * count, "error")
+        await harness.received.complete(await harness.prompt("Again."))

@@ -34,9 +34,9 @@ from culm.wire.messages import (
     text_of,
 )
 
-MESSAGE_CHARS_MAX = 4 << 20  # A model that writes more is looping.
+MESSAGE_CHARS_MAX = 16 << 20  # A model that writes more is looping.
 PARTS_MAX = 10_000  # A model that makes more parts is looping.
-SIGNATURE_CHARS_MAX = 8 << 20  # Providers expect it back; allows twice the 4 MiB of reasoning.
+SIGNATURE_CHARS_MAX = 32 << 20  # Providers expect it back; allows twice the longest reasoning.
 CALLS_MAX = 64  # A model that makes more in one answer is looping.
 
 Track = Callable[[asyncio.Future[None]], asyncio.Future[None]]
