@@ -1,6 +1,7 @@
 """Runs that wait for a person survive a restart, and their calls run once."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -142,7 +143,7 @@ async def test_parallel_asks_survive_a_restart_and_are_answered_in_any_order(
 
 @contract("INV-77")
 @pytest.mark.parametrize("killed", [True, False])
-async def test_turn_with_a_denied_call_is_interrupted_by_a_restart(
+async def test_turn_with_a_denied_call_ends_denied_after_a_restart(
     tmp_path: Path, *, killed: bool
 ) -> None:
     tool = Probe("look", asks=True, parallel=True)
@@ -154,14 +155,58 @@ async def test_turn_with_a_denied_call_is_interrupted_by_a_restart(
             await harness.received.event_with("message", "User denied permission")
             image = CrashImage(harness) if killed else None
         async with restarts.next(tool, image=image) as harness:
-            assert await ends(harness) == [(run_id, "interrupted")]
+            assert await ends(harness) == [(run_id, "denied")]
             assert not await answer(harness, second.id, "allow")
             assert await asks(harness, "all") == {second.id: "withdrawn", first.id: "denied"}
             assert await contents(harness) == [
                 "User denied permission",
-                "Not run: the server ended before this call was started.",
+                "Not run: the turn ended before this call.",
             ]
             assert (tool.calls, len(harness.seen())) == ([], 1)
+
+
+@contract("INV-77")
+@pytest.mark.parametrize(
+    ("state", "outcome", "text"),
+    [
+        ("denied", "denied", "User denied permission"),
+        ("expired", "denied", "Nobody answered the permission request in time"),
+    ],
+)
+async def test_refusal_that_was_stored_before_a_kill_ends_the_run(
+    tmp_path: Path, state: str, outcome: str, text: str
+) -> None:
+    tool = Probe("look", asks=True)
+    async with open_restarts(tmp_path, script(calling("look"))) as restarts:
+        async with restarts.first(tool) as harness:
+            run_id = await harness.prompt("Hi.")
+            ask = await request_in(harness.received)
+            image = CrashImage(harness)
+            folder = project_folder(tmp_path / "image", harness.flow.directory().resolve())
+        # The kill came between the commit of the answer and that of the call's result.
+        with closing(sqlite3.connect(folder / "culm.db")) as connection, connection:
+            connection.execute("UPDATE asks SET state = ?", (state,))
+        async with restarts.next(tool, image=image) as harness:
+            assert await ends(harness) == [(run_id, outcome)]
+            assert await asks(harness, "all") == {ask.id: state}
+            assert await contents(harness) == [text]
+            assert not tool.calls
+
+
+async def test_declined_question_that_was_stored_before_a_kill_ends_the_turn(
+    tmp_path: Path,
+) -> None:
+    async with open_restarts(tmp_path, script(asking("Who?"))) as restarts:
+        async with restarts.first(QuestionProbe()) as harness:
+            run_id = await harness.prompt("Hi.")
+            await batch_in(harness.received)
+            image = CrashImage(harness)
+            folder = project_folder(tmp_path / "image", harness.flow.directory().resolve())
+        with closing(sqlite3.connect(folder / "culm.db")) as connection, connection:
+            connection.execute("UPDATE asks SET state = 'canceled'")
+        async with restarts.next(QuestionProbe(), image=image) as harness:
+            assert await outcomes(harness) == {run_id: "end_turn"}
+            assert await contents(harness) == ["User cancelled this question"]
 
 
 async def test_started_call_beside_an_open_ask_is_interrupted_by_a_restart(

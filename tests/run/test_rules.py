@@ -98,9 +98,11 @@ def crashed(
     behind: bool = False,
     unusable: str = "",
     away_s: float = 0.0,
+    refused: Outcome | None = None,
 ) -> CrashedRun:
-    about = (state, cancelled, waits, waited_for, letter, behind, unusable, away_s, AWAY_S_MAX)
-    return CrashedRun(*about)
+    return CrashedRun(
+        state, cancelled, waits, refused, waited_for, letter, behind, unusable, away_s, AWAY_S_MAX
+    )
 
 
 @contract("EXC-16")
@@ -111,6 +113,9 @@ def crashed(
         (crashed("held", cancelled=True), None),
         (crashed("active"), EndRun(INTERRUPTED)),
         (crashed("folded"), EndRun(INTERRUPTED)),
+        (crashed("active", refused="denied"), EndRun(Ending("denied"))),
+        (crashed("active", refused="end_turn"), EndRun(Ending("end_turn"))),
+        (crashed("active", refused="denied", cancelled=True), EndRun(CANCELED)),
         (crashed("active", waits=True), ResumeRun()),
         (crashed("folded", waits=True, away_s=1e9, unusable="no key"), ResumeRun()),
         (crashed("active", waits=True, cancelled=True), EndRun(CANCELED)),

@@ -414,8 +414,12 @@ class RunAdmission:
 
 
 def _refusal(state: AskState) -> CallResult:
-    text = EXPIRED if state == "expired" else DENIED
-    return CallResult(text, is_error=True, ends_turn="denied")
+    return CallResult(refusal_text(state), is_error=True, ends_turn="denied")
+
+
+def refusal_text(state: AskState) -> str:
+    """Return the result for the model of a call whose permission was refused."""
+    return EXPIRED if state == "expired" else DENIED
 
 
 def _unattended_text(why: str) -> str:

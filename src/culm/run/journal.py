@@ -46,7 +46,7 @@ from culm.wire.messages import (
     ToolResultPart,
     full_text,
 )
-from culm.wire.runs import CrashPolicy, Ending, Used, finish_of
+from culm.wire.runs import CrashPolicy, Ending, Outcome, Used, finish_of
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,7 @@ class StepCalls:
     answered: dict[str, Message] = field(default_factory=dict[str, Message])  # Stored results.
     # Results of an earlier server.
     before: dict[str, CallResult] = field(default_factory=dict[str, CallResult])
+    refusal: Outcome | None = None  # How a result ends the turn, for example a denial.
 
     def take_over(self, messages: Iterable[Message]) -> None:
         """Load the results that an earlier server has stored."""
@@ -88,6 +89,7 @@ class StepCalls:
 
     def answer(self, call: CallRequest, result: CallResult) -> ToolResult:
         """Convert the result of a call into its stored form."""
+        self.refusal = self.refusal or result.ends_turn
         stored = self.results[call.id] = ToolResult(
             tool_call_id=call.id,
             name=call.name,
@@ -197,6 +199,11 @@ class TurnJournal:
 
     def known_results(self) -> Mapping[str, CallResult]:
         return self._calls.before
+
+    @property
+    def refusal(self) -> Outcome | None:
+        """How a result of the present step ends the turn."""
+        return self._calls.refusal
 
     def has_begun_calls(self) -> bool:
         return self._calls.has_begun()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from culm.ids import Ids, MessageId, RunId, SessionId
+from culm.permission.gate import DECLINED, refusal_text
 from culm.run.live_run import RunRequest
 from culm.run.rules import (
     CrashedRun,
@@ -19,7 +20,7 @@ from culm.run.rules import (
     unanswered_call_text,
 )
 from culm.store.agents import end_lost_agents
-from culm.store.asks import AnyAsk, has_decided_ask, open_asks_of_run
+from culm.store.asks import AnyAsk, has_decided_ask, open_asks_of_run, refused_asks
 from culm.store.base import Tx
 from culm.store.letters import admit_letters
 from culm.store.messages import (
@@ -52,7 +53,7 @@ from culm.wire.messages import (
     ToolResultPart,
     full_text,
 )
-from culm.wire.runs import Ending, Run, finish_of
+from culm.wire.runs import Ending, Outcome, Run, finish_of
 
 _FIRST = {"active": 0, "folded": 1}
 # The reason that a provider's model cannot be used now; empty if it can.
@@ -93,6 +94,7 @@ def recover(
                     state=run.state,
                     cancelled=one.cancelled,
                     waits=waits_in is not None or run.host_run_id in reentered,
+                    refused=_find_refusal(tx, run),
                     is_waited_for=bool(run.parent_run_id) and not run.is_detached,
                     is_letter=one.is_letter,
                     behind_interrupted=run.session_id in interrupted,
@@ -143,6 +145,25 @@ def _find_waiting(tx: Tx, run: Run) -> MessageId | None:
     return None if "started" in states or has_decided_ask(tx, message.id) else message.id
 
 
+def _find_refusal(tx: Tx, run: Run) -> Outcome | None:
+    """Return how the answer of a person, which counted before the crash, ends the turn."""
+    message = find_open_message(tx, run.session_id) if run.state == "active" else None
+    refused = {} if message is None else _refusals(tx, run, message.id)
+    if not refused:
+        return None
+    return "denied" if DECLINED not in refused.values() else "end_turn"
+
+
+def _refusals(tx: Tx, run: Run, message_id: MessageId) -> dict[str, str]:
+    """Return the refused calls of an answer, each with the result for the model."""
+    return {
+        ask.call_id: DECLINED if ask.kind == "question" else refusal_text(ask.state)
+        for ask in refused_asks(tx, message_id)
+        # An agent reads that nobody answered, and continues.
+        if not (run.agent_id and ask.state == "expired")
+    }
+
+
 def _end(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> None:
     """End a run like `TurnJournal.end`, from the stored state."""
     run = one.run
@@ -177,6 +198,7 @@ def _close(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> Message | None:
             return last
         return _add_answer(tx, ids, one, ending)
     calls = calls_of_message(tx, message.id)
+    refused = _refusals(tx, one.run, message.id)
     for part in message.parts:
         if not isinstance(part, ToolCallPart):
             continue
@@ -184,7 +206,7 @@ def _close(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> Message | None:
         if known is not None and known.state == "answered":
             continue
         started = known.crash if known is not None and known.state == "started" else None
-        text = unanswered_call_text(ending, started)
+        text = refused.get(part.data.id) or unanswered_call_text(ending, started)
         result = ToolResult(part.data.id, part.data.name, text, is_error=True)
         _add(tx, ids, one.run, "tool", [ToolResultPart(result)], Finish("stop", 0))
         set_call_state(message.id, part.data.id, "answered")(tx)

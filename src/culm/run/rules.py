@@ -7,7 +7,16 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from culm.errors import AppError, BudgetReached, ModelFailed, StoreBusy
-from culm.wire.runs import CANCELED, INTERRUPTED, CrashPolicy, Ending, Kind, Settled, State
+from culm.wire.runs import (
+    CANCELED,
+    INTERRUPTED,
+    CrashPolicy,
+    Ending,
+    Kind,
+    Outcome,
+    Settled,
+    State,
+)
 from culm.wire.runs import settled_by as settled_outcome
 
 # The reason to stop a run before its turn is over; the first one counts. `parked`: it waits for a
@@ -82,8 +91,11 @@ def leaves_rows(state: State) -> bool:
     return state not in ("queued", "held")
 
 
-def ending_of_stop(stop: Stop) -> Ending:
+def ending_of_stop(stop: Stop, refusal: Outcome | None = None) -> Ending:
+    """Return the ending of a stopped run; a refusal ends its turn even if the server ends, too."""
     match stop:
+        case "interrupted" if refusal is not None:
+            return Ending(refusal)
         case "canceled":
             return CANCELED
         case "parent_ended":
@@ -127,6 +139,7 @@ class CrashedRun(NamedTuple):
     state: State
     cancelled: bool  # A cancel covers it.
     waits: bool  # It waits for a person only, or shares the turn of such a run.
+    refused: Outcome | None  # How a person's refusal ends it.
     # By a run that is gone: its assignment must not start without being asked for.
     is_waited_for: bool
     is_letter: bool  # It delivers a letter, whose sender does not depend on this server.
@@ -155,6 +168,8 @@ def fate_after_crash(run: CrashedRun) -> EndRun | HoldRun | ResumeRun | None:
     if run.cancelled:
         return EndRun(CANCELED)
     if run.state in ("active", "folded"):
+        if run.refused is not None:
+            return EndRun(Ending(run.refused))
         return ResumeRun() if run.waits else EndRun(INTERRUPTED)
     if run.is_waited_for:
         return EndRun(INTERRUPTED)

@@ -571,7 +571,7 @@ class Runs:
             return task.result()
         if run.stop is None:  # Cancelled by code that does not own it.
             return Ending("error", "Internal error", "The run's task was cancelled unexpectedly.")
-        return rules.ending_of_stop(run.stop)
+        return rules.ending_of_stop(run.stop, journal.refusal)
 
     def set_limits(self, run: LiveRun, asked: Limits) -> asyncio.Future[None]:
         """Change the limits of a run and everything that works for it; return the commit."""

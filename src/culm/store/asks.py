@@ -1,7 +1,7 @@
 """Units and queries for permission requests, questions and grants."""
 
 import sqlite3
-from typing import cast
+from typing import NamedTuple, cast
 
 from culm.ids import AskId, GrantId, SessionId
 from culm.store.base import Connection, Op, Tx, deferred, read_row
@@ -77,6 +77,18 @@ def has_decided_ask(tx: Tx, message_id: str) -> bool:
     A denial ends the turn. An allowed call is not asked about again.
     """
     return tx.run("decided_ask", message_id).fetchone() is not None
+
+
+class RefusedAsk(NamedTuple):
+    """An ask that a person refused, or that nobody answered in time."""
+
+    call_id: str
+    kind: str
+    state: AskState
+
+
+def refused_asks(tx: Tx, message_id: str) -> list[RefusedAsk]:
+    return [RefusedAsk(*row) for row in tx.run("refused_asks", message_id).fetchall()]
 
 
 @deferred

@@ -21,6 +21,10 @@ SELECT 1 FROM asks a LEFT JOIN calls c ON c.message_id = a.message_id AND c.call
 WHERE a.message_id = ? AND (a.state IN ('denied', 'expired', 'canceled')
   OR a.state IN ('allowed', 'answered') AND c.state = 'known')
 
+-- name: refused_asks
+SELECT call_id, kind, state FROM asks
+WHERE message_id = ? AND state IN ('denied', 'expired', 'canceled')
+
 -- name: asks
 SELECT * FROM asks WHERE kind = ?1 AND (?2 = '' OR session_id = ?2) AND (?3 = '' OR state = ?3)
 ORDER BY no DESC LIMIT ?4
