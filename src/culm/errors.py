@@ -4,7 +4,7 @@ Every error has a stable `code` and an HTTP `status`, and builds its message fro
 that a Crush client compares or shows are written as that client expects.
 """
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 
 class AppError(Exception):
@@ -376,3 +376,11 @@ class ListenFailed(Failed):
 
     def __init__(self, url: str, reason: str, *, hint: str = "") -> None:
         super().__init__(f"cannot listen on {url}: {reason}", hint=hint)
+
+
+def first_cause(exc: Exception) -> Exception:
+    """Return the first error of a task group; any other error is returned unchanged."""
+    while isinstance(exc, ExceptionGroup):
+        # `isinstance` cannot narrow the type argument.
+        exc = cast("ExceptionGroup[Exception]", exc).exceptions[0]
+    return exc

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from msgspec import MsgspecError
 
@@ -12,7 +12,7 @@ from culm.client.connection import no_server_error, open_connected
 from culm.client.http import Client, RequestRefused, open_client
 from culm.client.launch import find_token, is_listening
 from culm.client.workspace import RemoteWorkspace
-from culm.errors import Failed, NoServer, NotFound
+from culm.errors import Failed, NoServer, NotFound, first_cause
 from culm.wire.codec import printable
 
 T = TypeVar("T")
@@ -81,9 +81,7 @@ def run_described(work: Coroutine[None, None, T], url: str) -> T:
 
 def describe_error(exc: Exception, url: str) -> Exception:
     """The error to report for a failed request; of a group, the first one counts."""
-    while isinstance(exc, ExceptionGroup):
-        # `isinstance` cannot narrow the type argument.
-        exc = cast("ExceptionGroup[Exception]", exc).exceptions[0]
+    exc = first_cause(exc)
     if isinstance(exc, RequestRefused) and exc.status != 401:
         return Failed(exc.message, hint=exc.hint)
     if isinstance(exc, MsgspecError):

@@ -28,6 +28,7 @@ from culm.errors import (
     StoreBusy,
     WorkspaceClosing,
     WorkspaceNotFound,
+    first_cause,
 )
 from culm.ids import ClientId, WorkspaceId, workspace_id_of
 from culm.settings import Settings
@@ -296,6 +297,7 @@ class Registry:
         entry.opened.exception()  # Mark it as retrieved; waiters receive it, too.
 
     def _as_app_error(self, exc: Exception, about: WorkspaceInfo) -> AppError:
+        exc = first_cause(exc)
         if isinstance(exc, StoreBusy):
             # A 503 would make a Crush client replace this server; it is reserved for exiting.
             return DataUnusable(str(about.root), exc.message)
