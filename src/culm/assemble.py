@@ -24,6 +24,7 @@ from culm.fleet.host.local import open_local_launcher
 from culm.ids import Ids
 from culm.mail.base import has_mailbox
 from culm.mail.maildir import MaildirPostOffice
+from culm.model.catalog import load_catalog
 from culm.model.choice import make_model
 from culm.model.local_servers import LocalServers, find_local_servers
 from culm.processes.client import open_processes
@@ -91,6 +92,7 @@ async def open_server(
     wanted = tuple(parse_address(text) for text in options.hosts)
     tls = _check_network(options, wanted)
     _make_data_dir(options.data_dir)
+    load_catalog()
     with ExitStack() as stack:
         listeners: list[Listener] = []
         for address in wanted:

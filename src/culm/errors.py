@@ -29,6 +29,18 @@ class Unavailable(AppError):
     retryable = True
 
 
+class NoDescriptors(Unavailable):
+    """The process or the system has no file descriptor left."""
+
+    code = "no_descriptors"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the server has no free file descriptors",
+            hint="close clients or workspaces, or start it with a higher limit (ulimit -n)",
+        )
+
+
 class Failed(AppError):
     """The request was tried and did not work."""
 

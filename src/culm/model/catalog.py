@@ -61,6 +61,11 @@ class _Catalog(Struct, frozen=True):
     providers: tuple[KnownProvider, ...]
 
 
+def load_catalog() -> None:
+    """Read the catalog now: a server that is out of descriptors later could not."""
+    _index()
+
+
 def known_providers() -> Mapping[str, KnownProvider]:
     """All providers by id, the most preferred first. The models are copies."""
     return {

@@ -202,7 +202,7 @@ class TurnJournal:
 
     @property
     def refusal(self) -> Outcome | None:
-        """How a result of the present step ends the turn."""
+        """The outcome with which a result of the present step ends the turn."""
         return self._calls.refusal
 
     def has_begun_calls(self) -> bool:

@@ -1,10 +1,18 @@
 """Responses in JSON, and errors as such responses with their status."""
 
+import errno
 import logging
 
 from aiohttp import web
 
-from culm.errors import AppError, Denied, InvalidRequest, Unauthenticated
+from culm.errors import (
+    AppError,
+    Denied,
+    InvalidRequest,
+    NoDescriptors,
+    Unauthenticated,
+    first_cause,
+)
 from culm.wire.codec import encode
 from culm.wire.workspaces import Problem
 
@@ -28,6 +36,9 @@ def answer_to(exc: Exception, request: web.BaseRequest) -> web.StreamResponse:
     if request.writer.output_size:
         log.error("%s %s failed while responding", request.method, request.path, exc_info=exc)
         raise exc  # A second response would be read as part of the first. Close the connection.
+    exc = first_cause(exc)
+    if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
+        exc = NoDescriptors()
     match exc:
         case AppError():
             return problem(exc)
