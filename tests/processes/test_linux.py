@@ -96,10 +96,10 @@ def test_own_process_group_is_never_ended() -> None:
     assert groups_of(members, own=9) == [5, 6]
 
 
-@given(argv=st.lists(TEXTS), cwd=TEXTS, env=st.lists(TEXTS))
-def test_command_round_trips(argv: list[bytes], cwd: bytes, env: list[bytes]) -> None:
-    command = parse_command(encode_command(SpawnCommand(argv, cwd, env)))
-    assert (command.argv, command.cwd, command.env) == (argv, cwd, env)
+@given(argv=st.lists(TEXTS), cwd=TEXTS, env=st.lists(TEXTS), files=st.integers())
+def test_command_round_trips(argv: list[bytes], cwd: bytes, env: list[bytes], files: int) -> None:
+    command = parse_command(encode_command(SpawnCommand(argv, cwd, env, files)))
+    assert (command.argv, command.cwd, command.env, command.files) == (argv, cwd, env, files)
 
 
 @given(

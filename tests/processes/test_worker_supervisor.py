@@ -86,6 +86,7 @@ async def test_commands_of_a_worker_end_with_its_channel(
                 [b"sh", b"-c", b"trap '' TERM; setsid sleep 100 & wait"],
                 b"/",
                 [b"PATH=/usr/bin:/bin"],
+                1024,
             )
             head = f"start {worker_channel.base + 1}"
             channel.send_command(head, [theirs.fileno()], command, [])

@@ -31,23 +31,25 @@ LEFT_MAX = 100  # Pids listed as left; a longer list would add nothing.
 class SpawnCommand:
     """A command in the kernel's terms: bytes, independent of the locale."""
 
-    __slots__ = ("argv", "cwd", "env")
+    __slots__ = ("argv", "cwd", "env", "files")
 
-    def __init__(self, argv: list[bytes], cwd: bytes, env: list[bytes]) -> None:
+    def __init__(self, argv: list[bytes], cwd: bytes, env: list[bytes], files: int) -> None:
         self.argv = argv
         self.cwd = cwd
         self.env = env  # One NAME=value per entry.
+        self.files = files  # Its soft limit on open files.
 
 
 def encode_command(command: SpawnCommand) -> bytes:
     """Encode a command, none of whose texts may contain a NUL."""
     count = str(len(command.argv)).encode()
-    return b"\0".join([count, command.cwd, *command.argv, *command.env])
+    files = str(command.files).encode()
+    return b"\0".join([count, files, command.cwd, *command.argv, *command.env])
 
 
 def parse_command(body: bytes) -> SpawnCommand:
-    count, cwd, *rest = body.split(b"\0")
-    return SpawnCommand(rest[: int(count)], cwd, rest[int(count) :])
+    count, files, cwd, *rest = body.split(b"\0")
+    return SpawnCommand(rest[: int(count)], cwd, rest[int(count) :], int(files))
 
 
 def encode_ended(

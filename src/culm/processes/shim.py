@@ -45,7 +45,6 @@ ORPHAN_BOUND_S = 60.0  # Without a server; the next server finds what is left th
 _ROUND_S_MIN = 0.002
 _ROUND_S_MAX = 0.5
 _NEXT_PIDS = 4  # Other processes fork meanwhile, too.
-_ABOVE = 300  # Descriptors are first moved up here, so that placing one does not overwrite another.
 
 
 class EndPhase(enum.Enum):
@@ -326,9 +325,8 @@ def fork_command(
         set_death_signal(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(127)
-        report_end = fcntl.fcntl(report_end, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
-        _limit(process_tag)
-        _install(descriptors)
+        report_end = _install(descriptors, report_end)
+        _limit(process_tag, command.files)
         step = "chdir"
         os.chdir(command.cwd)
         step = "exec"
@@ -345,13 +343,17 @@ def parse_report(report: bytes) -> tuple[str, int] | None:
     return (step, int(number)) if step else None
 
 
-def _limit(process_tag: int | None) -> None:
-    """Disable core files and set the process tag by which descendants are recognized.
+def _limit(process_tag: int | None, files: int) -> None:
+    """Disable core files, restore the user's limit on open files, and set the process tag.
+
+    Descendants of the command are recognized by the tag.
 
     The tag is a limit on real-time scheduling that no process reaches: it survives fork, exec and a
     cleared environment, and /proc shows it.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     if process_tag is None:
         return
     try:
@@ -360,13 +362,16 @@ def _limit(process_tag: int | None) -> None:
         return  # The tag is the second safeguard; the tree below the shim is the first.
 
 
-def _install(descriptors: list[int]) -> None:
-    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for each in descriptors]
-    if len(moved) < 3:
-        null = os.open(os.devnull, os.O_RDWR)
-        moved += [null] * (3 - len(moved))
+def _install(descriptors: list[int], report_end: int) -> int:
+    """Place the descriptors from 0 on, and return the new one of the report."""
+    count = max(len(descriptors), 3)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    sources = [*descriptors, *[null] * (count - len(descriptors)), report_end]
+    # First moved above all targets, so that placing one does not overwrite another.
+    *moved, report_end = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, count) for one in sources]
     for target, source in enumerate(moved):
         os.dup2(source, target, inheritable=True)
+    return report_end
 
 
 def _reset_signals() -> None:

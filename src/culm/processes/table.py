@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from culm.clock import Clock
+from culm.file_limit import file_limit_of_user
 from culm.processes.base import (
     KILL_GRACE_S,
     ProcessExit,
@@ -120,6 +121,7 @@ def make_command(request: ProcessRequest, token: str | None) -> SpawnCommand:
         [_encode(argument, "an argument") for argument in request.argv],
         _encode(request.cwd, "the working directory"),
         [_encode(f"{name}={value}", f"the variable {name!r}") for name, value in env.items()],
+        file_limit_of_user(),
     )
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from culm.cli.options import DIRECTORY, FILE, Command, tls_options
 from culm.cli.terminal.process import ECHO_S
 from culm.clock import LoopClock
 from culm.config.sources import read_user_file
+from culm.file_limit import raise_file_limit
 from culm.ids import Ids
 from culm.logs import set_up_logs
 from culm.settings import (
@@ -29,7 +29,6 @@ from culm.settings import (
 )
 
 log = logging.getLogger(__name__)
-FILES = 16_384  # For connections over both kinds of socket, and the databases.
 
 
 def _seconds_option(name: str, text: str) -> Callable[[Command], Command]:
@@ -145,21 +144,16 @@ def serve(
 
 
 def run_server(options: ServeOptions) -> None:
-    """Serve until nobody needs the server or a signal arrives; raises `ListenFailed`."""
-    _raise_file_limit()
+    """Serve until nobody needs the server or a signal arrives.
+
+    Raises `ListenFailed` or `TooFewFiles`.
+    """
+    raise_file_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(options))
         # All work is done. Do not wait for a thread that hangs in a file system.
         logging.shutdown()
         os._exit(0)
-
-
-def _raise_file_limit() -> None:
-    """Raise the limit on file descriptors: a shell's default of 1,024 is too low for our limits."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
