@@ -297,7 +297,8 @@ class SessionFollower:
         lost is only missing.
         """
         over = dict.fromkeys([*map(RunId, self._tree.ended), *self._live])
-        return [run_id for run_id in over if run_id not in self._going()]
+        going = self._going()
+        return [run_id for run_id in over if run_id not in going]
 
     def _going(self) -> set[RunId]:
         runs = self._tree.runs.values()
