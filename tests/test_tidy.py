@@ -38,13 +38,13 @@ LAYERS = (
     ("shell",),
     ("wire",),
     ("settings", "logs", "file_limit"),
-    ("clock", "errors", "files", "ids", "__init__"),
+    ("clock", "errors", "files", "ids", "redaction", "__init__"),
 )
 # User interfaces reach a server only over the network.
 CLIENT_MAY_IMPORT = {"client", "wire", "clock", "errors", "files", "ids", "settings", "__init__"}
 
 # The command line may use these, and `config/`, like the client does ...
-FACES_MAY_IMPORT = CLIENT_MAY_IMPORT | {"cli", "config", "logs"}
+FACES_MAY_IMPORT = CLIENT_MAY_IMPORT | {"cli", "config", "logs", "redaction"}
 # ... except for commands that work without a server, or are one.
 FACE_EXCEPTIONS = {
     "cli.commands.serve": ({"assemble", "file_limit"}, "is the server"),

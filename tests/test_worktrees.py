@@ -6,10 +6,11 @@ import shutil
 import signal
 import subprocess
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 from culm.processes.base import NoProcesses, Processes, ProcessHandle, ProcessRequest
 from culm.tools.base import ToolContext
@@ -44,8 +45,7 @@ def commit(folder: Path) -> None:
     git(folder, "commit", "--allow-empty", "--no-verify", "-m", "x")
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(Struct, frozen=True):
     """A repository with one commit, and the folder for its agents' worktrees."""
 
     context: ToolContext

@@ -7,12 +7,12 @@ import os
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
+from msgspec import Struct
 
 from culm.clock import Clock
 from culm.config.documents import DocumentFile, open_document
@@ -65,8 +65,7 @@ FLEET = FleetBounds(runs_max=10_000, waiting_max=0)
 PROBE_S = 2.0  # For one database at startup; a hanging mount must not block the server.
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(Struct, frozen=True):
     """A server that is listening."""
 
     addresses: tuple[Address, ...]  # With the actual ports.

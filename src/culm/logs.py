@@ -6,19 +6,12 @@ import logging.handlers
 import re
 from pathlib import Path
 
+from culm.redaction import redact
+
 FILE_BYTES_MAX = 5 << 20
 FILES_KEPT = 3
 
-# Credentials in headers, URLs and assignments, which must not appear in a log.
-_SECRETS = re.compile(
-    r"(?i)(bearer\s+|\bsk-|(?:api[_-]?key|token|secret|password)[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+"
-)
-
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-
-
-def redact(text: str) -> str:
-    return _SECRETS.sub(r"\1[redacted]", text)
 
 
 class _Text(logging.Formatter):

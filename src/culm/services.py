@@ -1,9 +1,10 @@
 """The services that all workspaces of a server share; `assemble.py` creates them."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+from msgspec import Struct
 
 from culm.clock import Clock
 from culm.fleet.host.caller import HostCallbacks, RunControl
@@ -37,8 +38,7 @@ class WorkerFleet(Protocol):
     ) -> RunResult: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ServerServices:
+class ServerServices(Struct, frozen=True):
     settings: Settings
     clock: Clock
     ids: Ids

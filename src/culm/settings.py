@@ -4,12 +4,11 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from culm.errors import InvalidRequest
@@ -93,8 +92,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sessions_max: Annotated[Count, Meta(description="Maximum sessions per workspace.")] = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
+class ServeOptions(Struct, frozen=True):
     """The options of `culm serve`."""
 
     data_dir: Path

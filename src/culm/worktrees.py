@@ -12,7 +12,6 @@ import os
 import shutil
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,8 +47,7 @@ class WorktreeFailed(Exception):
         super().__init__(f"{printable(why)}: {advice}")
 
 
-@dataclass(frozen=True, slots=True)
-class Worktree:
+class Worktree(Struct, frozen=True):
     path: Path  # Contains no symbolic links.
     workspace: Path  # The directory in it that corresponds to the workspace in the repository.
     branch: str
@@ -57,8 +55,7 @@ class Worktree:
     entry: Path  # Git's state for it, in the repository: `…/.git/worktrees/<name>`.
 
 
-@dataclass(frozen=True, slots=True)
-class WorktreeOutcome:
+class WorktreeOutcome(Struct, frozen=True):
     """The state of a worktree after its agent has ended."""
 
     worktree: Worktree
@@ -225,8 +222,7 @@ def _file_of(folder: Path) -> Path:
 # --- creation
 
 
-@dataclass(frozen=True, slots=True)
-class _Repository:
+class _Repository(Struct, frozen=True):
     git: "_Git"
     common: Path  # The git directory that all its working trees share.
     inner: Path  # The workspace, relative to the top of its working tree.
@@ -477,8 +473,7 @@ class _GitFailed(Exception):
     """A git command failed; the message gives the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Git:
+class _Git(Struct, frozen=True):
     """Git with restrictions, as a supervised process with limits on time and output."""
 
     context: ToolContext

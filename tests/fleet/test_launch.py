@@ -9,11 +9,11 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from culm.clock import LoopClock
 from culm.fleet.discovery.base import AgentRecord, OwnerProcess, ProcessPlace, renewed

@@ -1,10 +1,10 @@
 """One run over its link: steering its worker, and ending a run by cancel or timeout."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from culm.errors import LimitExceeded, TooLarge
 from culm.fleet.executor import CANCELLED, Outcome, SteerMessage, completed, failed

@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 
 import pytest
 from msgspec import Raw, structs
+from msgspec.structs import replace
 
 from culm.clock import format_time
 from culm.errors import InvalidRequest, TooLarge

@@ -5,11 +5,11 @@ import json
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from culm.clock import LoopClock
 from culm.fleet.host.base import Worker

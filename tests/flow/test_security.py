@@ -3,10 +3,10 @@
 import stat
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from culm.assemble import open_server
 from culm.client.http import open_client

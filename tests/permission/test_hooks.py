@@ -5,12 +5,12 @@ import json
 import logging
 import os
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from culm.config.schema import Hook
 from culm.permission.hooks import (

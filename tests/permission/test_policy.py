@@ -1,11 +1,11 @@
 """The permission policy: refusals, approvals and asks, and the scope of rules."""
 
-from dataclasses import replace
 from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from culm.errors import InvalidRequest
 from culm.permission.policy import (

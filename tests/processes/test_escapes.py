@@ -3,10 +3,10 @@
 import asyncio
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from culm.processes.base import ProcessExit, ProcessStartFailed
 from culm.processes.linux import descendants_of, find_stat, is_subreaper, read_table

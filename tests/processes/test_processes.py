@@ -7,10 +7,10 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from culm.clock import LoopClock
 from culm.processes.base import ProcessExit, ProcessInfo, ProcessRequest, ProcessStartFailed

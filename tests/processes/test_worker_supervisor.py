@@ -5,10 +5,10 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from culm.clock import LoopClock
 from culm.processes.base import ProcessExit, ProcessRequest, ProcessStartFailed, WorkerSupervisor

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from culm.fleet.host import dispatch, run_driver
 from culm.fleet.host.base import Worker

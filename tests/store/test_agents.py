@@ -5,11 +5,11 @@ import re
 import sqlite3
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from culm.ids import AgentId, RunId, SessionId
 from culm.store.agents import (

@@ -1,10 +1,9 @@
 """The start policy of agents: the request, limited by what its parents have."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from culm.config.schema import AgentRole
 from culm.subagents.start_policy import (

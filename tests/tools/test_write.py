@@ -5,10 +5,10 @@ import os
 import resource
 import stat
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from culm.store.sessions import read_stamp
 from culm.tools.base import CallPlan, CallResult, ResolvedAction

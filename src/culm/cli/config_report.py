@@ -10,7 +10,6 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -35,6 +34,7 @@ from culm.config.sources import (
 from culm.errors import Failed, InvalidRequest
 from culm.model.choice import ModelConfig, layers_of, merged_config
 from culm.model.local_servers import OFFLINE, FoundProviders, LocalServers, find_local_servers
+from culm.redaction import RedactedStruct
 from culm.settings import default_config_file, default_data_dir
 from culm.wire.codec import Json, folded, printable
 from culm.wire.config import ModelType
@@ -56,11 +56,7 @@ _SCHEMES = ("", "Bearer ", "Basic ", "Token ")  # Before a reference, in a heade
 _CREDENTIALS = re.compile(r"(?<=//)[^/?#\s]*@|\?[^#\s]+")  # In a URL.
 
 
-# These classes have no `repr`, because they hold keys.
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ConfigLocation:
+class ConfigLocation(RedactedStruct, frozen=True):
     """The files that configure a directory."""
 
     directory: Path  # With links resolved, as for the workspaces of a server.
@@ -100,8 +96,7 @@ def current_location(
     return location_of(directory, config_file, data_dir, dict(os.environ))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class ConfigLayer:
+class ConfigLayer(RedactedStruct, frozen=True):
     """The values of one origin; later layers override earlier ones."""
 
     name: str  # The file, or `found`.
@@ -129,8 +124,7 @@ def _as_written(value: Json, path: jsonc.Path) -> jsonc.Path:
     return written
 
 
-@dataclass(frozen=True, repr=False)
-class ConfigReport:
+class ConfigReport(RedactedStruct, frozen=True, dict=True):
     """All files as read at one moment."""
 
     location: ConfigLocation

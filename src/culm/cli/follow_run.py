@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Literal
 
 import click
 import msgspec
+from msgspec import Struct, field
 
 from culm.cli.names import find_session
 from culm.cli.options import ServerTarget
@@ -64,8 +64,7 @@ Output = Literal["text", "json", "markdown", "lines"]  # `lines`: one JSON objec
 OnInterrupt = Literal["cancel", "leave"]
 
 
-@dataclass(frozen=True, slots=True)
-class RunScreen:
+class RunScreen(Struct, frozen=True):
     """The output for a run, and the input of the person in front of it."""
 
     face: RunRenderer
@@ -308,8 +307,7 @@ class SessionFollower:
 # --- a prompt
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(Struct, frozen=True):
     prompt: str
     where: ServerTarget
     session: str = ""  # Its id or title; empty for a new session ...

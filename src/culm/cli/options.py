@@ -3,11 +3,11 @@
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
+from msgspec import Struct
 
 from culm.client.launch import ServerRequest, ServerStarter
 from culm.settings import default_host
@@ -110,8 +110,7 @@ _token_file_option = click.option(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTarget:
+class ServerTarget(Struct, frozen=True):
     """A workspace of a server."""
 
     directory: Path  # Absolute, with links resolved.

@@ -10,10 +10,11 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from culm.cli.names import NamedItem, find_named, nearest
 from culm.client.http import RequestRefused, open_client
@@ -58,8 +59,7 @@ _WAITING = (Subfolder.NEW, Subfolder.CUR)
 _PARTS = (*_WAITING, Subfolder.DEAD, Subfolder.CORRUPT)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownProject:
+class KnownProject(Struct, frozen=True):
     """A directory in which culm was used, and the paths of its data."""
 
     path: Path  # With links resolved, as a server names it.
@@ -167,8 +167,7 @@ def _recipients(connection: Connection) -> list[NamedItem]:
 # --- mailboxes
 
 
-@dataclass(frozen=True, slots=True)
-class MailboxSummary:
+class MailboxSummary(Struct, frozen=True):
     """One mailbox and the number of its letters, or the reason why it cannot be used."""
 
     address: str
@@ -242,8 +241,7 @@ def _find_letter(box: MailboxFolders, name: str, part: Subfolder) -> Letter | No
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class MailOptions:
+class MailOptions(Struct, frozen=True):
     """A letter to deliver."""
 
     project: KnownProject
@@ -271,8 +269,7 @@ def deliver(sending: MailOptions) -> Letter:
     return letter
 
 
-@dataclass(frozen=True, slots=True)
-class RingResult:
+class RingResult(Struct, frozen=True):
     """The outcome of announcing a letter to the server."""
 
     is_there: bool  # A server is running, whatever it answers.

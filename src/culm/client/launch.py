@@ -13,9 +13,10 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
+
+from msgspec import Struct
 
 from culm import __version__
 from culm.client.transport import parse_address
@@ -40,8 +41,7 @@ class ServerStartFailed(NoServer):
         super().__init__(f"cannot start a server on {url}: {reason}", hint=hint)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerRequest:
+class ServerRequest(Struct, frozen=True):
     """The address of a server and the options to start it; raises `InvalidRequest`."""
 
     url: str

@@ -7,8 +7,9 @@ that died publishes nothing. A run belongs to the server: a client that leaves d
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import TypedDict, TypeVar, Unpack
+
+from msgspec import Struct
 
 from culm.client.follower import Follower, open_background_task
 from culm.client.http import RequestRefused
@@ -127,8 +128,7 @@ async def wait_for_last_message(
     return follower.mirror.messages.get(message_id)
 
 
-@dataclass(frozen=True, slots=True)
-class RunAnswer:
+class RunAnswer(Struct, frozen=True):
     """The last answer of a run, and the run itself."""
 
     text: str

@@ -11,8 +11,9 @@ import socket
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 CONNECT_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 30.0
@@ -30,8 +31,7 @@ class Unreachable(ConnectionError):
     """No connection, a peer that does not speak HTTP, or a response that was cut off."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
+class ServerAddress(Struct, frozen=True):
     """The address of a server."""
 
     host: str  # The value of the Host header.

@@ -7,9 +7,8 @@ are unique only within a session.
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from culm.client.follower import Follower, open_follower, restrict_to_sessions
@@ -37,8 +36,7 @@ class _SessionRef(Struct):
     id: str = ""
 
 
-@dataclass(slots=True)
-class AgentBranch:
+class AgentBranch(Struct):
     """An agent, and the state of its session since the start of its assignment."""
 
     agent: Agent

@@ -5,12 +5,12 @@ of the workspace.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
+from msgspec import Struct
 
 from culm.client.transport import REQUEST_TIMEOUT_S
 from culm.ids import MessageId, RunId, SessionId, WorkspaceId
@@ -506,8 +506,7 @@ class RemoteWorkspace:
         return found.resolved
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteConfig:
+class RemoteConfig(Struct, frozen=True):
     """The configuration of a workspace, as `RemoteWorkspace.config`."""
 
     workspace: RemoteWorkspace
@@ -558,8 +557,7 @@ class RemoteConfig:
         await self.workspace.request("POST", "/config/{}", action, body=body)
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteProject:
+class RemoteProject(Struct, frozen=True):
     """The project of a workspace, and its introduction for agents."""
 
     workspace: RemoteWorkspace
@@ -578,8 +576,7 @@ class RemoteProject:
         return (await self.workspace.ask("GET", "/project/init-prompt", InitPrompt)).prompt
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteSkills:
+class RemoteSkills(Struct, frozen=True):
     """The skills of a workspace, as `RemoteWorkspace.skills`."""
 
     workspace: RemoteWorkspace
@@ -593,8 +590,7 @@ class RemoteSkills:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteLsps:
+class RemoteLsps(Struct, frozen=True):
     """The language servers of a workspace, as `RemoteWorkspace.lsps`."""
 
     workspace: RemoteWorkspace
@@ -618,8 +614,7 @@ class RemoteLsps:
         await self.workspace.request("POST", "/lsps/stop")
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteMcp:
+class RemoteMcp(Struct, frozen=True):
     """The MCP servers of a workspace, as `RemoteWorkspace.mcp`."""
 
     workspace: RemoteWorkspace

@@ -5,7 +5,6 @@ Pure. Names match regardless of case, as in Crush; the checked document has the 
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from types import UnionType
 from typing import (
@@ -51,8 +50,7 @@ class ConfigProblem(NamedTuple):
         return f"{location}: {self.key}: {self.text}" if self.key else f"{location}: {self.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedDocument:
+class CheckedDocument(Struct, frozen=True):
     """A document without its invalid parts."""
 
     document: Document

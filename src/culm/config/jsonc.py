@@ -8,10 +8,10 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import msgspec
+from msgspec import Struct
 
 from culm.wire.codec import Json, Steps
 
@@ -161,8 +161,7 @@ def _line_and_column(text: str, at: int) -> tuple[int, int]:
 # --- finding: the positions of values in a valid text
 
 
-@dataclass(slots=True)
-class _Node:
+class _Node(Struct):
     """A value with its position. `at` is the start of its key, or of the value if it has none."""
 
     key: str | int

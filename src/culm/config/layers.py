@@ -4,15 +4,16 @@ Pure. The merged document contains no tool settings from a file that is not trus
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
+from msgspec import field
 
 from culm.config.checking import Document
 from culm.config.references import names_in
 from culm.config.schema import HOOKS_MAX, AgentRole, Hook, OwnTool, ToolName
 from culm.errors import InvalidRequest
+from culm.redaction import RedactedStruct
 from culm.wire.asks import Rule, parse_rules
 from culm.wire.codec import Json, fit, folded
 from culm.wire.config import Options, Permissions
@@ -174,8 +175,7 @@ def spelled(document: Document, name: str) -> list[Json]:
 # --- tool settings: own tools, permissions, rules, hooks, roles, variables
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class ToolConfig:
+class ToolConfig(RedactedStruct, frozen=True):
     allowed_tools: tuple[str, ...] = ()
     disabled_tools: frozenset[str] = frozenset()
     rules: tuple[Rule, ...] = ()

@@ -11,12 +11,12 @@ options. It may not set a provider, an address, a header, a command, a tool or a
 import asyncio
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple, Protocol, cast
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from culm.config import jsonc
 from culm.config.checking import (
@@ -32,6 +32,7 @@ from culm.config.layers import provider_ids
 from culm.config.schema import ProjectFile, UserFile
 from culm.errors import InvalidRequest, Rejected
 from culm.files import UnreadableFile, locked, read_file, replace_file
+from culm.redaction import RedactedStruct
 from culm.settings import Settings, default_config_file
 from culm.wire.codec import Json, decode, encode, strings_in
 
@@ -103,8 +104,7 @@ class ConfigSource(NamedTuple):
         return self.file.name.endswith("crush.json")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class ReadSource:
+class ReadSource(RedactedStruct, frozen=True):
     """The content of one file, checked."""
 
     source: ConfigSource
@@ -119,8 +119,7 @@ class ReadSource:
         return bool(self.checked.problems) and not lenient
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class LoadedConfig:
+class LoadedConfig(RedactedStruct, frozen=True):
     """The content of all files."""
 
     user: Document = field(default_factory=dict[str, Json])

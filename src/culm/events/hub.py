@@ -7,8 +7,9 @@ workspace owns the open messages and their text.
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct, field
 
 from culm.clock import Clock, Timer
 from culm.errors import LimitExceeded
@@ -78,8 +79,7 @@ class StreamState(Protocol):
     def state_events(self) -> Iterable[TransientEvent]: ...
 
 
-@dataclass(eq=False, slots=True)
-class Subscriber:
+class Subscriber(Struct, eq=False):
     """One event stream of one client."""
 
     transport: StreamTransport

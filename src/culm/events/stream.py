@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from culm.errors import StoreBusy
 from culm.events.hub import Hub, Subscriber, TransientEvent
@@ -18,15 +19,13 @@ STALL_S = 60.0  # A client that reads nothing for this long is disconnected; it 
 Drained = Callable[[], Awaitable[None]]  # Returns when the client's socket has room again.
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeFrom:
+class ResumeFrom(Struct, frozen=True):
     """Replay the events after `seq`, then send snapshots, then live events."""
 
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartFresh:
+class StartFresh(Struct, frozen=True):
     """Send current state and live events only, after a `resync` if there is a reason."""
 
     reason: str = ""

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from culm.errors import InvalidRequest
@@ -52,8 +52,7 @@ class Frame(NamedTuple):
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(Struct, frozen=True):
     """The event types and sessions of a stream; empty sets pass everything."""
 
     types: frozenset[str] = frozenset()

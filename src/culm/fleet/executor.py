@@ -5,15 +5,15 @@ run, with objects that end with the run: after it returned, `events` and `host` 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from culm.fleet.protocol.frames import RunSpec, Status
 from culm.wire.codec import Json
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The end of a run. `completed` has a result, `error` an error, `cancelled` neither."""
 
     status: Status
@@ -56,8 +56,7 @@ class EventSink(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SteerMessage:
+class SteerMessage(Struct, frozen=True):
     """A message from the host in the middle of a run."""
 
     text: str

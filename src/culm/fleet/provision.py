@@ -7,7 +7,6 @@ together. Our own extensions are under `culm`.
 import json
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -16,6 +15,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from culm.files import STEM_CHARS_MAX, is_safe_stem
+from culm.redaction import RedactedStruct
 from culm.wire.codec import Json, printable
 
 PROVISION_BYTES_MAX: Final = 8 << 20
@@ -136,12 +136,9 @@ class Credential(Struct, frozen=True, omit_defaults=True):
         return f"Credential({self.provider!r}, …)"
 
 
-class Secrets(Struct, frozen=True, omit_defaults=True):
-    provider_credentials: list[Credential] = []
+class Secrets(RedactedStruct, frozen=True, omit_defaults=True):
+    provider_credentials: list[Credential] = field(default_factory=list[Credential])
     worker_auth_token: str | None = None
-
-    def __repr__(self) -> str:
-        return "Secrets(…)"
 
 
 class LocalPlacement(Struct, frozen=True, tag_field="kind", tag="local"):
@@ -430,8 +427,7 @@ def _check_modes(given: Capabilities) -> None:
 # --- limits, storage and environment of a worker
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLimits:
+class WorkerLimits(Struct, frozen=True):
     """The limits of a worker's runs. Its host enforces them, too: not every worker does."""
 
     host_calls: bool = False  # The host is ours and accepts host calls.

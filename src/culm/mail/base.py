@@ -7,9 +7,10 @@ of processes may deliver at the same time. Only the owner claims, recovers, puts
 All methods block on disk I/O.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from culm.errors import (
     AppError,
@@ -119,15 +120,13 @@ class LetterState(StrEnum):
     CORRUPT = "corrupt"
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(Struct, frozen=True):
     letter_id: LetterId
     name: str  # Names sort in the order of acceptance.
     again: bool = False  # The same letter was already in the mailbox and was not added again.
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedLetter:
+class ClaimedLetter(Struct, frozen=True):
     """A letter that the owner is processing, with its unique name in the mailbox."""
 
     letter: Letter

@@ -11,7 +11,6 @@ therefore sort in the order of acceptance, regardless of the senders' clocks.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
@@ -265,8 +264,7 @@ def is_ahead(position: int, now_s: float) -> bool:
     return position > _nanoseconds(now_s) + ABSURD_NS
 
 
-@dataclass(frozen=True, slots=True)
-class OrderJournal:
+class OrderJournal(Struct, frozen=True):
     """The letters that a mailbox accepted, as stored in its `.seq`.
 
     The first line has the boot id of the machine and the last position assigned before the journal

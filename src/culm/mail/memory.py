@@ -8,7 +8,8 @@ only the server loses nothing: open the mailbox again and call `recover`.
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from culm.clock import Clock
 from culm.mail.base import (
@@ -37,8 +38,7 @@ from culm.mail.letters import (
 _Files = dict[str, tuple[LetterState, bytes]]  # State and contents by file name.
 
 
-@dataclass(slots=True)
-class _Disk:
+class _Disk(Struct):
     """The stored state of one mailbox."""
 
     files: _Files = field(default_factory=_Files)

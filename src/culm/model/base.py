@@ -6,7 +6,6 @@ ends the request.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct, field
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     import aiohttp  # Its import would take half of the time of `culm models`.
 
 StopReason = Literal["end_turn", "max_tokens", "tool_use", "content_filter", "unknown"]
-
-
-_DEFAULTS = SelectedModel()
 
 
 class ToolSpec(Struct, frozen=True):
@@ -48,14 +44,13 @@ class ToolSpec(Struct, frozen=True):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRequest:
+class ModelRequest(Struct, frozen=True):
     """One request to a model. In `messages` each call is directly followed by its result."""
 
     system: str
     messages: list[Message]
     tools: tuple[ToolSpec, ...] = ()
-    settings: SelectedModel = _DEFAULTS
+    settings: SelectedModel = field(default_factory=SelectedModel)
     max_tokens: int | None = None  # Of the answer; None: see `settings`.
 
 
@@ -73,8 +68,7 @@ class ProviderAccess(Struct, frozen=True):
         return f"ProviderAccess(type={self.type!r}, vendor={self.vendor!r}, …)"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSetup:
+class ModelSetup(Struct, frozen=True):
     """The arguments of an adapter: one model of one provider, and how to reach it."""
 
     http: "aiohttp.ClientSession"  # Outlives the model, and does not limit connections.

@@ -10,7 +10,6 @@ import math
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import cast
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -21,6 +20,7 @@ from msgspec import Struct
 
 from culm.errors import ModelFailed
 from culm.model.base import ProviderAccess
+from culm.redaction import RedactedStruct
 from culm.wire.codec import Json, clean, encode, strings_in
 
 QUOTE_CHARS_MAX = 2000  # Of a provider's message.
@@ -30,14 +30,13 @@ KEY_CHARS_MIN = 4  # Keys of local servers are "x" or "-"; removing those would 
 TOKEN_CHARS_MIN = 12  # Of a token in a header or an address; shorter ones are names.
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderPeer:
+class ProviderPeer(RedactedStruct, frozen=True):
     """The receiver of a request: names to show, and secrets to hide."""
 
     provider: str
     host: str
     model_id: str
-    secrets: tuple[str, ...] = field(default=(), repr=False)
+    secrets: tuple[str, ...] = ()
 
     def quote(self, text: str) -> str:
         """Text from the provider, fit to be shown."""
@@ -176,8 +175,7 @@ def _status(error: Json) -> int | None:
 # --- classes of errors, which need different reactions
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorClass:
+class ErrorClass(Struct, frozen=True):
     """One class: its texts for a person, and its signs in the codes and the message of an error."""
 
     title: str

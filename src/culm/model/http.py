@@ -8,11 +8,10 @@ import asyncio
 import io
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 
 import aiohttp
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from multidict import CIMultiDict
 
 from culm.model import failures
@@ -37,8 +36,7 @@ _JSON, _HTML = "application/json", "text/html"
 _LOST = (aiohttp.ClientError, OSError)
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderRequest:
+class ProviderRequest(Struct, frozen=True):
     """A POST request. The body is complete JSON."""
 
     url: str

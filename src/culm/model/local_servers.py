@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -51,8 +50,7 @@ LOCAL_SERVERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FoundProviders:
+class FoundProviders(Struct, frozen=True):
     """Discovered providers, the most preferred first."""
 
     providers: Document

@@ -8,9 +8,10 @@ before it takes effect. Between the two, the event loop serves as the lock.
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, NamedTuple, cast
+
+from msgspec import Struct, field
 
 from culm.clock import Clock, Timer
 from culm.errors import AppError, LimitExceeded, WorkspaceClosing
@@ -43,8 +44,7 @@ class ClosedAsk(NamedTuple):
     responses: Sequence[QuestionResponse] = ()  # The answers, if the ask was a batch of questions.
 
 
-@dataclass(eq=False, slots=True)
-class _Waiting(Generic[R]):
+class _Waiting(Struct, Generic[R], eq=False):
     ask: Ask[R]
     closed: asyncio.Future[ClosedAsk]
     closing: asyncio.Future[bool] | None = None  # An answer that is being stored.
@@ -65,8 +65,7 @@ class _Waiting(Generic[R]):
         return self.closed.done() and self.closed.result().state in REFUSED
 
 
-@dataclass(frozen=True, slots=True)
-class AskEvents:
+class AskEvents(Struct, frozen=True):
     """Events about one kind of ask: every ask in our own view, one at a time in Crush's view.
 
     The store publishes the durable ones.
@@ -107,8 +106,7 @@ def notification(session_id: str, tool_call_id: str, *, granted: bool = False) -
     return TransientEvent("permission_notification", session_id, encode(payload), "created")
 
 
-@dataclass(eq=False, slots=True)
-class Asks(Generic[R]):
+class Asks(Struct, Generic[R], eq=False):
     """The open asks of one kind, oldest first. A Crush client is shown the first one only."""
 
     store: Store

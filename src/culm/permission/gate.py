@@ -11,10 +11,11 @@ are those of `RunAdmission`, in a worker of its `RuntimeGate`, which forwards as
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from culm.clock import Clock
 from culm.errors import LimitExceeded
@@ -68,8 +69,7 @@ NOBODY_ANSWERS = "Nobody is there to answer. Decide yourself, and say so."
 RunHooks = Callable[[CallRequest], Awaitable[HookVerdict | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalPolicy:
+class ApprovalPolicy(Struct, frozen=True):
     """The approval settings of a run's caller: whether a person is present, and preset answers."""
 
     headless: bool = False
@@ -80,8 +80,7 @@ class NoApprover(Exception):
     """A decision by a person is needed, and nobody made it. The message is for the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingApproval:
+class PendingApproval(Struct, frozen=True):
     """A call that waits for a person's approval."""
 
     call: CallRequest
@@ -349,8 +348,7 @@ class PermissionGate:
         self.questions.stop()
 
 
-@dataclass(frozen=True, slots=True)
-class RunAdmission:
+class RunAdmission(Struct, frozen=True):
     """The admission of the calls of one run. Implements `AdmissionSteps`."""
 
     gate: PermissionGate

@@ -1,7 +1,8 @@
 """Permissions that outlive one call: for a session, or for the whole workspace."""
 
 import asyncio
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from culm.errors import GrantNotFound
 from culm.ids import GrantId
@@ -11,8 +12,7 @@ from culm.tools.base import ResolvedAction
 from culm.wire.asks import Grant
 
 
-@dataclass(eq=False, slots=True)
-class Grants:
+class Grants(Struct, eq=False):
     """The stored grants of one workspace."""
 
     store: Store

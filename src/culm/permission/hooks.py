@@ -9,10 +9,10 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
 import msgspec
+from msgspec import Struct
 
 from culm.config.layers import PRE_TOOL_USE
 from culm.config.schema import Hook, regex_problem
@@ -58,8 +58,7 @@ class HookAnswer(NamedTuple):
     patch: dict[str, Json] | None = None  # Merged into the arguments.
 
 
-@dataclass(frozen=True, slots=True)
-class HookVerdict:
+class HookVerdict(Struct, frozen=True):
     """The merged answer of all hooks to one call; it applies to that call only."""
 
     decision: Decision

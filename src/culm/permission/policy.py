@@ -13,11 +13,13 @@ apply to all of them, allow rules to the first.
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from culm.errors import InvalidRequest
 from culm.tools.base import ResolvedAction
@@ -29,27 +31,23 @@ from culm.wire.tools import ToolFacts
 GLOB_CACHE_SIZE = 2048  # Cached parsed globs; more than a few workspaces use.
 
 
-@dataclass(frozen=True, slots=True)
-class Allow:
+class Allow(Struct, frozen=True):
     by: Literal["free", "skip", "allowed_tools", "rule", "hook", "grant", "approve"]
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     by: Literal["rule", "approve"]
     reason: str  # For the model and for readers of the transcript.
 
 
-@dataclass(frozen=True, slots=True)
-class AskPerson:
+class AskPerson(Struct, frozen=True):
     why: str = ""  # Only if it is not obvious.
 
 
 Verdict = Allow | Refuse | AskPerson
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyInput:
+class PolicyInput(Struct, frozen=True):
     """The inputs of the decision about one call."""
 
     workspace: str  # Real and absolute; the base of globs without a leading `/` or `~/`.

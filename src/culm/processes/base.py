@@ -3,15 +3,15 @@
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 KILL_GRACE_S = 1.0  # Between SIGTERM and SIGKILL.
 KILL_BOUND_S = 4.0  # For a whole kill with its verification; a stopped run has 5 seconds.
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessOwner:
+class ProcessOwner(Struct, frozen=True):
     """The workspace, session, run and call that a process runs for, shown in `GET …/processes`."""
 
     workspace_id: str
@@ -21,8 +21,7 @@ class ProcessOwner:
     tool_call_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessRequest:
+class ProcessRequest(Struct, frozen=True):
     """A process to start."""
 
     argv: Sequence[str]
@@ -36,8 +35,7 @@ class ProcessRequest:
     started_s: float = 0.0  # Seconds since 1970; 0 means the time of the start.
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessExit:
+class ProcessExit(Struct, frozen=True):
     """The exit status of a requested process, and the fate of the processes it started."""
 
     code: int | None  # None if a signal ended it ...
@@ -73,8 +71,7 @@ class ProcessHandle(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
+class ProcessInfo(Struct, frozen=True):
     """A supervised process as displayed to people."""
 
     pid: int
@@ -86,8 +83,7 @@ class ProcessInfo:
     stopping: bool = False  # It was killed but has not ended yet.
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerChannel:
+class WorkerChannel(Struct, frozen=True):
     """A connection by which another process may use our supervisor while that supervisor lives."""
 
     socket: socket.socket  # To be passed on; the caller closes its own copy.

@@ -14,8 +14,9 @@ import resource
 import shutil
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from culm.processes.linux import (
     ProcStat,
@@ -47,8 +48,7 @@ ZYGOTE_NAME = "culm-zygote"
 PREFORK_NAME = "culm-prefork"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSet:
+class ProcessSet(Struct, frozen=True):
     """The process set of one supervisor."""
 
     process_tag: int

@@ -6,10 +6,9 @@ part of its draft.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from culm.clock import Clock
 from culm.errors import LimitExceeded, ModelFailed
@@ -42,8 +41,7 @@ CALLS_MAX = 64  # A model that makes more in one answer is looping.
 Track = Callable[[asyncio.Future[None]], asyncio.Future[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class DraftEnd:
+class DraftEnd(Struct, frozen=True):
     """The units that are committed with the end of a message, however often that is retried."""
 
     before: Unit | None
@@ -51,8 +49,7 @@ class DraftEnd:
     on_commit: Callable[[], None] | None
 
 
-@dataclass(eq=False, slots=True)
-class Draft:
+class Draft(Struct, eq=False):
     """An open message. Created by `Messages.open`; changed only through `Messages`."""
 
     message: Message

@@ -7,9 +7,11 @@ it, and `draft.py` assembles the growing answer.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from culm.clock import Clock, pause
 from culm.errors import ModelFailed, SessionNotFound, StoreBusy, StoreClosed
@@ -54,8 +56,7 @@ GOES_ON = Ending("end_turn", stop="tool_use")
 RETRY_S = 1.0  # The retry interval while the store cannot write the end.
 
 
-@dataclass(frozen=True, slots=True)
-class JournalSetting:
+class JournalSetting(Struct, frozen=True):
     """Model settings of one turn, for its journal."""
 
     model_id: str = ""
@@ -65,8 +66,7 @@ class JournalSetting:
     tools: Mapping[str, Tool] = field(default_factory=dict[str, Tool])
 
 
-@dataclass(slots=True)
-class StepCalls:
+class StepCalls(Struct):
     """The calls of one step: all, the started ones, and their results."""
 
     known: list[CallRequest] = field(default_factory=list[CallRequest])

@@ -3,8 +3,9 @@
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from culm.clock import Clock, Timer
 from culm.errors import LimitExceeded
@@ -34,8 +35,7 @@ from culm.wire.runs import (
 ASKED_BYTES_MAX = 256 << 20  # Waiting requests are in memory, with their attachments.
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(Struct, frozen=True):
     """A request to the agent: a prompt, or a summary of the session."""
 
     kind: Kind = "prompt"
@@ -72,8 +72,7 @@ def digest_of(body: Prompt) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class AgentDuty:
+class AgentDuty(Struct, frozen=True):
     """The assignment behind an agent's run: the agent, and the run that wants the result."""
 
     agent_id: AgentId
@@ -100,8 +99,7 @@ class WorkerLink(Protocol):
         ...
 
 
-@dataclass(eq=False, slots=True)
-class RunningTurn:
+class RunningTurn(Struct, eq=False):
     """The turn of a run: its task, and the limit of its time."""
 
     task: asyncio.Task[Ending]
@@ -127,8 +125,7 @@ class RunningTurn:
             self.given_up.set_result(None)
 
 
-@dataclass(eq=False, slots=True)
-class LiveRunControl:
+class LiveRunControl(Struct, eq=False):
     """The changing part of a live run. Only `Runs` writes it."""
 
     asked: RunRequest  # The prompt can be edited while the run waits.
@@ -154,8 +151,7 @@ class LiveRunControl:
     answer: str = ""  # The text of its last answer, once it has ended.
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class LiveRun:
+class LiveRun(Struct, frozen=True, eq=False, weakref=True):
     """A run that has not ended, as it was accepted. Created by `Runs`."""
 
     id: RunId

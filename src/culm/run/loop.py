@@ -8,11 +8,12 @@ the end, so nothing here cleans up. Summaries of long conversations are requeste
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, cast
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from culm.errors import ModelFailed
 from culm.model.base import (
@@ -132,8 +133,7 @@ class ModelChain(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ActiveModel:
+class ActiveModel(Struct, frozen=True):
     """A model with its settings and its system prompt."""
 
     model: LanguageModel
@@ -142,8 +142,7 @@ class ActiveModel:
     system: str
 
 
-@dataclass(frozen=True, slots=True)
-class TurnInput:
+class TurnInput(Struct, frozen=True):
     """Everything one turn needs."""
 
     models: ModelChain
@@ -276,8 +275,7 @@ class _PendingRequest:
             self._reservation = ""
 
 
-@dataclass(slots=True)
-class ReceivedAnswer:
+class ReceivedAnswer(Struct):
     """Receives an answer: forwards its events and counts their bytes."""
 
     grow: Callable[[Growth], None]

@@ -9,13 +9,12 @@ import platform
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from culm.files import UnreadableFile, read_file
 from culm.wire.config import Options
@@ -68,8 +67,7 @@ class ProjectContext(NamedTuple):
     files: tuple[ContextFile, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ContextPaths:
+class ContextPaths(Struct, frozen=True):
     """The files that agents should read: of the project, and of the user."""
 
     project: tuple[str, ...] = CONTEXT_FILES

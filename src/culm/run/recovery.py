@@ -5,8 +5,9 @@ continue are returned, the others end or are held, and each open call gets a res
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import assert_never
+
+from msgspec import Struct
 
 from culm.ids import Ids, MessageId, RunId, SessionId
 from culm.permission.gate import DECLINED, refusal_text
@@ -60,8 +61,7 @@ _FIRST = {"active": 0, "folded": 1}
 WhyNot = Callable[[str, str], str]
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryReport:
+class RecoveryReport(Struct, frozen=True):
     resumed: list[tuple[StoredRun, RunBody]]
     # Resumed runs that wait for a person, with their open answers.
     reentered: dict[RunId, MessageId]

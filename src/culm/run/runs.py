@@ -8,9 +8,10 @@ loop is the lock: an operation that must be atomic is a plain `def`.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from culm.errors import (
     AgentNotReady,

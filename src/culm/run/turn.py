@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from culm.clock import Clock, pause
 from culm.errors import AppError, BudgetReached, ModelFailed
@@ -31,8 +32,7 @@ from culm.wire.runs import Ending, RunRetry
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TurnContext:
+class TurnContext(Struct, frozen=True):
     """The context that all runs of a workspace share."""
 
     path: str

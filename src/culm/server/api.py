@@ -9,13 +9,13 @@ document is generated from them.
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 from urllib.parse import unquote
 
 import msgspec
 from aiohttp import HttpVersion11, web
+from msgspec import Struct, field
 
 from culm.errors import InvalidRequest, TooLarge, TooSlow
 from culm.server.auth import RequestAuth
@@ -33,8 +33,7 @@ BODY_S = 60.0  # The time for a whole body, including attachments over a slow co
 ATTACHMENT_BYTES_MAX = 64 << 20  # For the two routes that carry attachments and files.
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     method: str
     path: str
     handler: Handler
@@ -126,8 +125,7 @@ def parse_query(request: web.BaseRequest, kind: type[T]) -> T:
         raise InvalidRequest(f"query: {exc}") from exc
 
 
-@dataclass(slots=True)
-class _Node:
+class _Node(Struct):
     """One step of a path, with the next steps: literal ones, or else a parameter."""
 
     literals: dict[str, "_Node"] = field(default_factory=dict[str, "_Node"])

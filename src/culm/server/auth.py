@@ -8,9 +8,9 @@ import os
 import secrets
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from multidict import CIMultiDictProxy
 
 from culm.errors import Denied, InvalidRequest, Unauthenticated
@@ -20,8 +20,7 @@ TOKEN_BYTES = 32
 TOKEN_CHARS_MAX = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class RequestAuth:
+class RequestAuth(Struct, frozen=True):
     """Checks of one request. The peer of a unix socket is identified by its uid."""
 
     token: str | None  # None if authentication is turned off.

@@ -7,8 +7,9 @@ import os
 import socket
 import stat
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from culm.errors import InvalidRequest, ListenFailed
 
@@ -20,16 +21,14 @@ _PAUSE_S = 0.01
 UNIX_PATH_BYTES_MAX = 103
 
 
-@dataclass(frozen=True, slots=True)
-class UnixAddress:
+class UnixAddress(Struct, frozen=True):
     path: Path
 
     def __str__(self) -> str:
         return f"unix://{self.path}"
 
 
-@dataclass(frozen=True, slots=True)
-class TcpAddress:
+class TcpAddress(Struct, frozen=True):
     host: str
     port: int
 
@@ -47,8 +46,7 @@ class TcpAddress:
 Address = UnixAddress | TcpAddress
 
 
-@dataclass(slots=True)
-class Listener:
+class Listener(Struct):
     """A bound socket. A unix socket also has a file and a lock."""
 
     address: Address

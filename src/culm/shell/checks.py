@@ -6,7 +6,8 @@ The language is that of find, sed, jq, test, printf or git. Each check raises
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from culm.shell.paths import NULL, ReadablePaths
 from culm.shell.table import TABLE, ReadOnlyEntry
@@ -19,8 +20,7 @@ class NotReadOnly(Exception):
     """The reason for asking, as the end of a sentence that begins with the command."""
 
 
-@dataclass(slots=True)
-class ReadOnlyCheck:
+class ReadOnlyCheck(Struct):
     """The check of one command; collects the resolved paths that it names."""
 
     readable: ReadablePaths
@@ -82,8 +82,7 @@ class ReadOnlyCheck:
         return found
 
 
-@dataclass(slots=True)
-class ParsedOptions:
+class ParsedOptions(Struct):
     """The words of a command, sorted into options and operands."""
 
     options: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
@@ -100,8 +99,7 @@ def parse_options(
     return _OptionParser(entry, reading, list(reversed(words))).parse()
 
 
-@dataclass(slots=True)
-class _OptionParser:
+class _OptionParser(Struct):
     entry: ReadOnlyEntry
     reading: ReadOnlyCheck
     pending: list[Word]  # The words that are left, the next one last.

@@ -7,7 +7,8 @@ program or text that it runs.
 import posixpath
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from culm.shell.words import Word, names
 
@@ -202,8 +203,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _DURATION = re.compile(r"[0-9.]+[smhd]?")
 
 
-@dataclass(frozen=True, slots=True)
-class Wrapper:
+class Wrapper(Struct, frozen=True):
     """The options of a wrapper, and its effect on the inner command."""
 
     flags: frozenset[str] = frozenset()
@@ -256,8 +256,7 @@ WRAPPERS: dict[str, Wrapper] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Unwrapped:
+class Unwrapped(Struct, frozen=True):
     words: Sequence[Word]  # The command inside; empty if there is none.
     assigned: Sequence[tuple[str, Word]] = ()
     is_clear: bool = True  # False if its own options are unknown, and so the command inside.

@@ -7,9 +7,10 @@ coverage. Anything that cannot be resolved is reported as unclear, never guessed
 
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_letters, digits
+
+from msgspec import Struct
 
 from culm.shell.checks import NotReadOnly, ReadOnlyCheck, check, is_numeric_test
 from culm.shell.coverage import (
@@ -54,8 +55,7 @@ _HARMLESS_VALUE = frozenset(f"{ascii_letters}{digits}_.,:@+=-*")
 _DISK = RealDisk()
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     is_free: bool  # It only reads inside the workspace.
     # Every simple command without its wrappers, words joined by one blank. Redirections that are
     # not free (`> /real/path`) and assignments that can change the program that runs (`PATH=.`)

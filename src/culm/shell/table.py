@@ -5,8 +5,9 @@ abbreviated option. When in doubt an entry is left out. `docs/permissions.md` sh
 the form that `table_markdown` produces.
 """
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from culm.shell.words import names
 
@@ -15,8 +16,7 @@ from culm.shell.words import names
 Operands = Literal["paths", "pattern", "text", "none", "names", "check"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOnlyEntry:
+class ReadOnlyEntry(Struct, frozen=True):
     """A command and the options with which it only reads."""
 
     name: str  # The program, with its subcommand if it has one.

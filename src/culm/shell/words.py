@@ -7,8 +7,9 @@ scanner agree.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 # Marks that replace the expansions of a word before it is scanned.
 UNKNOWN = "\x00"  # Any value.
@@ -27,8 +28,7 @@ _PATTERN = frozenset("*?[]")
 _SIMPLE_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(Struct, frozen=True):
     raw: str  # The source text, with its quotes.
     text: str | None  # Its value; None if the source text does not determine it.
     is_pattern: bool = False  # It contains an unquoted `*` or `?`: the shell expands it to files.
@@ -37,15 +37,13 @@ class Word:
     is_printable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class VariableAssignment:
+class VariableAssignment(Struct, frozen=True):
     name: str
     value: Word
     raw: str  # The whole assignment in the source text.
 
 
-@dataclass(frozen=True, slots=True)
-class SimpleCommand:
+class SimpleCommand(Struct, frozen=True):
     """A simple command as written, before its wrappers are removed."""
 
     words: tuple[Word, ...]  # Empty if it only sets variables.

@@ -6,9 +6,8 @@ the parent links of the rows and from the usage of the runs.
 
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from msgspec import Raw
+from msgspec import Raw, Struct, field
 
 from culm.errors import AgentNotFound
 from culm.ids import AgentId, RunId, SessionId
@@ -21,8 +20,7 @@ CUT_OFF = "its answer reached the most tokens that its model says at once"
 REASON_CHARS_MAX = 500  # Every event of the agent contains it; the session has the full text.
 
 
-@dataclass(frozen=True, slots=True)
-class NewAgent:
+class NewAgent(Struct, frozen=True):
     id: AgentId
     session_id: SessionId
     parent_id: str
@@ -41,8 +39,7 @@ class NewAgent:
     path: tuple[str, ...] = ()  # Agent ids, from the top down to its parent.
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAgent:
+class StoredAgent(Struct, frozen=True):
     """An agent with the fields that are not sent to clients."""
 
     agent: Agent
@@ -214,8 +211,7 @@ def agents_below(connection: Connection, agent_id: str) -> list[Agent]:
     return [decode(one, Agent) for one in shown_below(agent_id)(connection)]
 
 
-@dataclass(frozen=True, slots=True)
-class AgentLink:
+class AgentLink(Struct, frozen=True):
     """The columns of an agent that are not derived."""
 
     agent_id: str
@@ -260,8 +256,7 @@ def cut_agent(tx: Tx, agent_id: str) -> None:
     tx.run("cut_agent", agent_id)
 
 
-@dataclass(slots=True)
-class _Derived:
+class _Derived(Struct):
     parent_id: str
     children: int = 0
     cost: float = 0.0

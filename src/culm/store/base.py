@@ -8,11 +8,10 @@ numbered in the same transaction.
 import logging
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import wraps
 from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from culm.errors import StoreBusy, StoreDamaged
 from culm.store.sql import QUERIES
@@ -44,8 +43,7 @@ class StoredEvent(Struct, frozen=True):  # Faster than a dataclass; every change
     payload: bytes  # JSON
 
 
-@dataclass(slots=True)
-class Tx:
+class Tx(Struct):
     """One open transaction, as used by a unit of work."""
 
     connection: Connection
@@ -101,8 +99,7 @@ def together(tx: Tx, *units: Unit | None) -> None:
             unit(tx)
 
 
-@dataclass(slots=True)
-class WriteJob:
+class WriteJob(Struct):
     """A unit in the queue of the database, with its result and a callback."""
 
     unit: Unit

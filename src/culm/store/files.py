@@ -8,11 +8,11 @@ import logging
 import sqlite3
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from culm.errors import Failed, SchemaTooNew, StoreDamaged
 from culm.ids import Epoch
@@ -147,8 +147,7 @@ def read_store(path: Path, query: Callable[[Connection], T]) -> T:
             raise UnreadableDatabase(path, str(exc)) from exc
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseReport:
+class DatabaseReport(Struct, frozen=True):
     """The result of an inspection. For a damaged or outdated file only the first two are set."""
 
     schema: int
@@ -210,8 +209,7 @@ def _count_wrong(connection: Connection) -> int:
     return rebuild(Tx(connection, now=0, seq=0))
 
 
-@dataclass(frozen=True, slots=True)
-class RepairReport:
+class RepairReport(Struct, frozen=True):
     rows: int  # Rows with corrected derived columns.
     cut: tuple[str, ...] = ()  # Agents whose parent link was removed.
 

@@ -5,8 +5,9 @@
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar, cast
+
+from msgspec import Struct
 
 from culm.errors import RunIdReused, RunNotHeld, RunStarted, SessionNotFound
 from culm.ids import CancelId, LetterId, MessageId, RunId, SessionId
@@ -52,8 +53,7 @@ DAY_S = 86_400
 U = TypeVar("U", bound=Usage)
 
 
-@dataclass(frozen=True, slots=True)
-class NewRun:
+class NewRun(Struct, frozen=True):
     """An accepted run, to be stored."""
 
     id: RunId

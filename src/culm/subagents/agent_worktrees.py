@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from msgspec.structs import replace as with_
 
 from culm.ids import AgentId

@@ -6,8 +6,9 @@ below it. A refused request is an error result for the model, not an exception.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import assert_never
+
+from msgspec import Struct
 
 from culm.clock import within
 from culm.errors import AppError, NotFound
@@ -60,8 +61,7 @@ ANSWER_CHARS_MAX = 100_000  # Per answer of one agent.
 ANSWERS_CHARS_MAX = 800_000  # Per result, which is cut off a little above that.
 
 
-@dataclass(frozen=True, slots=True)
-class AgentReport:
+class AgentReport(Struct, frozen=True):
     """One agent and the result of its latest assignment."""
 
     agent: Agent

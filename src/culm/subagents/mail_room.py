@@ -9,8 +9,9 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
+
+from msgspec import Struct, field
 
 from culm.clock import Timer, format_time, pause
 from culm.errors import AppError, LetterNotFound, NotFound, Unavailable
@@ -66,8 +67,7 @@ LATE = "its time was over"
 SENDER_CHARS_MAX = 200  # The sender of a handwritten letter may have any name.
 
 
-@dataclass(frozen=True, slots=True)
-class MailRecipient:
+class MailRecipient(Struct, frozen=True):
     """The agent whose conversation a letter becomes part of."""
 
     session_id: SessionId

@@ -5,11 +5,10 @@ next assignment; everything else is part of the run spec.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct
 
 from culm.config.layers import ToolConfig
 from culm.fleet.protocol.frames import LogicalSession, RunSpec
@@ -50,8 +49,7 @@ from culm.wire.messages import (
 INTERACTIVE_WAIT_S = 3600  # Longer than in a headless run, because people are there to answer.
 
 
-@dataclass(frozen=True, slots=True)
-class AgentEnvironment:
+class AgentEnvironment(Struct, frozen=True):
     """The settings of a workspace that all its agents share."""
 
     workspace: Path  # Absolute and without links.

@@ -7,7 +7,6 @@ host calls are passed on to the `ReplayHost`.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -78,8 +77,7 @@ class ReplayHost(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayContext:
+class ReplayContext(Struct, frozen=True):
     """The parts of the workspace that a replay uses."""
 
     host: ReplayHost

@@ -5,7 +5,6 @@ and no agent can pass on a tool that it does not have.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from msgspec import Struct
@@ -77,8 +76,7 @@ def role_text(roles: Mapping[str, AgentRole]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ParentAgent:
+class ParentAgent(Struct, frozen=True):
     """The rights and settings of the agent that starts another one."""
 
     depth: int
@@ -94,8 +92,7 @@ def top_agent(tools: Collection[str], model: SelectedModel) -> ParentAgent:
     return ParentAgent(0, tools, is_narrowed=False, places=(), is_read_only=False, model=model)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedAgent:
+class PlannedAgent(Struct, frozen=True):
     """An agent that passed the policy and can be started."""
 
     assignment: AgentAssignment

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from culm.clock import within
 from culm.config.layers import ToolConfig
@@ -34,8 +35,7 @@ from culm.wire.config import SelectedModel
 END_S = STOP_S - 0.5  # Time for agents to end before the call that waits for them is abandoned.
 
 
-@dataclass(frozen=True, slots=True)
-class AgentCaller:
+class AgentCaller(Struct, frozen=True):
     """The starter of agents: a run of an agent, or a client without one."""
 
     agent_id: str
@@ -57,8 +57,7 @@ class ToolingSource(Protocol):
     def tooling(self) -> ToolConfig: ...
 
 
-@dataclass(frozen=True, slots=True)
-class AgentStarter:
+class AgentStarter(Struct, frozen=True):
     """Starts the agents of one workspace."""
 
     context: TurnContext

@@ -9,8 +9,9 @@ import weakref
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from culm.errors import AgentNotFound
 from culm.ids import SessionId
@@ -53,8 +54,7 @@ class BoundedDict(Generic[T]):
             del self._entries[next(iter(self._entries))]
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRun:
+class FinishedRun(Struct, frozen=True):
     """Facts about an ended run that are not stored."""
 
     files: tuple[str, ...] = ()

@@ -6,7 +6,8 @@ the task that awaits the turn; that ends the worker, too.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from culm.errors import AppError
 from culm.fleet.executor import DENIED_PREFIX, LIMIT_PREFIX, Outcome
@@ -26,16 +27,14 @@ from culm.wire.runs import Ending
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerTurnResult:
+class WorkerTurnResult(Struct, frozen=True):
     """The ending of a turn and the files it changed."""
 
     ending: Ending
     files: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerTurns:
+class WorkerTurns(Struct, frozen=True):
     """Runs the turns of a workspace's agents."""
 
     fleet: WorkerFleet
@@ -78,8 +77,7 @@ class WorkerTurns:
             log.info("a prompt waits for its own turn: %s", exc.message)
 
 
-@dataclass(slots=True)
-class _Link:
+class _Link(Struct):
     """Implements `WorkerLink` for one turn."""
 
     replay: WorkerReplay

@@ -8,10 +8,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import web
+from msgspec import Struct, field
 
 from culm.errors import Conflict, NotFound
 from culm.testing.dialects import AnswerHeader, Dialect, RequestShape
@@ -33,8 +33,7 @@ LOG_BYTES_MAX = 256 << 20  # Of all bodies together; older ones are dropped.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-@dataclass(slots=True, eq=False)
-class SeenRequest:
+class SeenRequest(Struct, eq=False):
     """One request for an answer."""
 
     n: int  # The first is 1.
@@ -44,7 +43,7 @@ class SeenRequest:
     raw: bytes  # The body; empty once dropped.
     left: bool = False  # The client left before the end.
     ended: bool = False  # The answer was sent to its end, or to the fault in the script.
-    released: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def body(self) -> Json:
@@ -120,8 +119,7 @@ class RequestLog:
 # --- replies
 
 
-@dataclass(frozen=True, slots=True)
-class ModelExchange:
+class ModelExchange(Struct, frozen=True):
     """A request and the reply to give."""
 
     request: web.Request

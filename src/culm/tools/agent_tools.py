@@ -7,7 +7,6 @@ no approval: a started agent asks for approval of its own calls.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
 import msgspec
@@ -282,8 +281,7 @@ def read_mail(raw: dict[str, Json]) -> MailRequest:
 # --- the tools
 
 
-@dataclass(frozen=True, slots=True)
-class AgentTool:
+class AgentTool(Struct, frozen=True):
     """A tool that turns its arguments into one agent request."""
 
     spec: ToolSpec

@@ -7,9 +7,10 @@ the plan that was shown.
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
+
+from msgspec import Struct
 
 from culm.clock import Clock
 from culm.ids import Ids
@@ -25,8 +26,7 @@ from culm.wire.runs import CrashPolicy
 Watch = Callable[[str], None]  # Receives the output of a call while it runs.
 
 
-@dataclass(frozen=True, slots=True)
-class CallRequest:
+class CallRequest(Struct, frozen=True):
     """One complete tool call of a model, and the run it belongs to."""
 
     id: str  # Unique in its message.
@@ -38,8 +38,7 @@ class CallRequest:
     message_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CallResult:
+class CallResult(Struct, frozen=True):
     """The result that the model reads; an error is a value, too."""
 
     content: str
@@ -50,8 +49,7 @@ class CallResult:
     mime_type: str = ""  # ... of this type.
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedAction:
+class ResolvedAction(Struct, frozen=True):
     """The resolved effect of a call: it is judged, shown to people and bound by its digest."""
 
     tool: str
@@ -78,24 +76,20 @@ class ResolvedAction:
         return hashlib.sha256(encode((self.tool, self.name, self.resolved))).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class CallPlan:
+class CallPlan(Struct, frozen=True):
     """A call that can run once it is allowed."""
 
     action: ResolvedAction
     # Carries out the action. Cancelling it must end it, and everything it started, within seconds.
-    run: Callable[[Watch], Awaitable[CallResult]] = field(compare=False)
+    run: Callable[[Watch], Awaitable[CallResult]]
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionPlan:
+class QuestionPlan(Struct, frozen=True):
     """A call that only asks a person questions."""
 
     questions: Sequence[Question]  # Their ids are assigned when they are asked.
     # Builds the result from the questions and the answers.
-    answer: Callable[[QuestionRequest, Sequence[QuestionResponse]], CallResult] = field(
-        compare=False
-    )
+    answer: Callable[[QuestionRequest, Sequence[QuestionResponse]], CallResult]
     confirm_title: str = ""
     confirm_description: str = ""
 
@@ -117,8 +111,7 @@ class Tool(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ToolContext:
+class ToolContext(Struct, frozen=True):
     """Services shared by the tools of one workspace."""
 
     workspace_id: str

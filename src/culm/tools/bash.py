@@ -8,7 +8,6 @@ import hashlib
 import math
 import re
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -104,8 +103,7 @@ SPEC = make_spec(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
+class _Limits(Struct, frozen=True):
     """The time until a command becomes a job, and the time until it is killed."""
 
     background_s: float
@@ -120,8 +118,7 @@ def _limits_of(arguments: BashArguments) -> _Limits:
     return _Limits(arguments.auto_background_after or otherwise, kill_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _PlannedCommand:
+class _PlannedCommand(Struct, frozen=True):
     """A resolved call."""
 
     call: CallRequest
@@ -130,8 +127,7 @@ class _PlannedCommand:
     unasked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BashTool:
+class BashTool(Struct, frozen=True):
     context: ToolContext
     jobs: BackgroundJobs
     directories: WorkingDirectories
@@ -199,8 +195,7 @@ class BashTool:
         return self.context.outputs / f"{self.context.ids.file()}.txt"
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(Struct, frozen=True):
     """A running command, and the call that waits for it."""
 
     bash: BashTool

@@ -6,7 +6,6 @@ and is removed if it fails. An existing file is never replaced.
 
 import os
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -66,8 +65,7 @@ SPEC = make_spec(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DownloadTool:
+class DownloadTool(Struct, frozen=True):
     context: ToolContext
     network: Network
     bytes_max: int = FILE_BYTES_MAX

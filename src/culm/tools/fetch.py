@@ -3,7 +3,6 @@
 import codecs
 import re
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -65,8 +64,7 @@ SPEC = make_spec(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FetchTool:
+class FetchTool(Struct, frozen=True):
     context: ToolContext
     network: Network
     spec: ToolSpec = SPEC

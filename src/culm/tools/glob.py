@@ -4,7 +4,6 @@ import heapq
 import os
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -58,8 +57,7 @@ SPEC = make_spec(
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _File:
+class _File(Struct, frozen=True, order=True):
     changed_ns: int
     path: str
 

@@ -8,11 +8,11 @@ process, and explains why it is one.
 import json
 import os
 import sys
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 import culm
 from culm.model.base import ToolSpec
@@ -105,8 +105,7 @@ def make_grep(context: ToolContext) -> "GrepTool":
     return GrepTool(context, SPEC, Ripgrep(context, context.executor))
 
 
-@dataclass(frozen=True, slots=True)
-class GrepTool:
+class GrepTool(Struct, frozen=True):
     """A tool that only reads: it may run concurrently, and again after a crash."""
 
     context: ToolContext

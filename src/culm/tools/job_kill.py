@@ -1,6 +1,5 @@
 """`job_kill`: end a background job, and verify that it has ended."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -32,8 +31,7 @@ SPEC = make_spec(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class JobKillTool:
+class JobKillTool(Struct, frozen=True):
     jobs: BackgroundJobs
     spec: ToolSpec
     parallel: bool = False

@@ -1,6 +1,5 @@
 """`job_output`: the output of a background job, and whether it has ended."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -35,8 +34,7 @@ SPEC = make_spec(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class JobOutputTool:
+class JobOutputTool(Struct, frozen=True):
     jobs: BackgroundJobs
     clock: Clock
     spec: ToolSpec

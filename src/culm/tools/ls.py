@@ -1,10 +1,9 @@
 """`ls`: a directory as a tree, listed level by level, so that a cut drops the deepest entries."""
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from msgspec import field as struct_field
 
 from culm.tools.arguments import PathText, make_spec, metadata
@@ -46,8 +45,7 @@ class LsArguments(Struct, frozen=True):
 SPEC = make_spec("ls", DESCRIPTION, LsArguments, ToolFacts(kind="read", path_arguments=("path",)))
 
 
-@dataclass(slots=True)
-class _Directory:
+class _Directory(Struct):
     """One listed directory; `note` describes the entries that are not shown."""
 
     parts: tuple[str, ...]
@@ -56,8 +54,7 @@ class _Directory:
     note: str = ""
 
 
-@dataclass(slots=True)
-class _Listing:
+class _Listing(Struct):
     """The directories listed so far."""
 
     directories: dict[tuple[str, ...], _Directory] = field(

@@ -6,10 +6,10 @@ JSON or plain text. It needs approval, unless its declaration makes it free.
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import cast
 
 import msgspec
+from msgspec import Struct
 
 from culm.config.schema import OwnTool
 from culm.model.base import ToolSpec
@@ -50,8 +50,7 @@ def _why_not(name: str, own: OwnTool, taken: Collection[str]) -> str:
     return "" if own.command else "it has no command"
 
 
-@dataclass(frozen=True, slots=True)
-class OwnCommand:
+class OwnCommand(Struct, frozen=True):
     """A tool that runs a command from the configuration."""
 
     context: ToolContext

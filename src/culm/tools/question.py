@@ -1,7 +1,6 @@
 """`question`: ask the person questions, and wait for the answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
@@ -85,8 +84,7 @@ class QuestionArguments(Struct):
 SPEC = make_spec(QUESTION, DESCRIPTION, QuestionArguments, ToolFacts())
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionTool:
+class QuestionTool(Struct, frozen=True):
     """It changes nothing; its questions are asked before it runs, see `QuestionPlan`."""
 
     spec: ToolSpec

@@ -1,7 +1,6 @@
 """`todos`: the to-do list of a session, shown by every client."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -46,8 +45,7 @@ class TodosArguments(Struct, frozen=True):
 SPEC = make_spec("todos", DESCRIPTION, TodosArguments, ToolFacts())
 
 
-@dataclass(frozen=True, slots=True)
-class TodosTool:
+class TodosTool(Struct, frozen=True):
     context: ToolContext
     spec: ToolSpec = SPEC
     parallel: bool = False

@@ -3,7 +3,6 @@
 import base64
 import os
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -46,8 +45,7 @@ SPEC = make_spec(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     """The lines read, the number of lines passed, and why reading ended."""
 
     lines: list[str]

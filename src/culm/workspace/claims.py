@@ -2,8 +2,7 @@
 
 A claim is one client's reason; live runs count as another. `WorkspaceLifetime` owns the claims of a
 workspace, arms the timer that a `ClaimStep` contains and reports back; the registry carries out the
-teardown. The values are msgspec structs because a dozen frozen dataclasses add 12 ms to every
-start.
+teardown.
 """
 
 from collections import Counter

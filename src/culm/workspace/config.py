@@ -7,8 +7,10 @@ which are checked every second. `layers_of` defines the precedence.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from culm.clock import Clock, pause
 from culm.config.checking import Document
@@ -39,8 +41,7 @@ WATCH_EVERY_S = 1.0
 FindProviders = Callable[[Mapping[str, str]], Awaitable[FoundProviders]]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigOrigins:
+class ConfigOrigins(Struct, frozen=True):
     """The sources of a workspace's configuration."""
 
     sources: ConfigSources

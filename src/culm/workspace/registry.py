@@ -11,9 +11,11 @@ import os
 import stat
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from culm.clock import Clock, Timer
 from culm.errors import (
@@ -55,8 +57,7 @@ OpenWorkspace = Callable[
 ]
 
 
-@dataclass(eq=False, slots=True)
-class _Entry:
+class _Entry(Struct, eq=False):
     """A path that is being opened, is open, or is being closed."""
 
     about: WorkspaceInfo

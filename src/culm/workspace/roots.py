@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import MsgspecError, Struct
@@ -44,8 +43,7 @@ def project_folder(root: Path, path: Path) -> Path:
     return root / "projects" / project_key(path)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceInfo:
+class WorkspaceInfo(Struct, frozen=True):
     """The identity of a workspace, fixed by its first creator."""
 
     id: WorkspaceId
@@ -62,8 +60,7 @@ class WorkspaceInfo:
         return project_folder(self.root, self.path)
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(Struct):
     descriptor: int
     alive_s: float | None  # The last sign of life of an earlier holder.
     count: int = 1

@@ -7,8 +7,9 @@ that a client that disconnects changes nothing. `run/` owns the runs themselves.
 import asyncio
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from culm.errors import (
     AgentNotReady,

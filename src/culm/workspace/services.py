@@ -1,7 +1,8 @@
 """The services that the parts of one workspace share."""
 
 import asyncio
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from culm.events.hub import Hub
 from culm.model.choice import Models
@@ -13,8 +14,7 @@ from culm.workspace.config import WorkspaceConfig
 from culm.workspace.roots import WorkspaceInfo
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceServices:
+class WorkspaceServices(Struct, frozen=True):
     about: WorkspaceInfo
     server: ServerServices
     tasks: asyncio.TaskGroup

@@ -7,11 +7,11 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from culm.cli.commands.agent import get_agent
 from culm.cli.commands.agent_call import (

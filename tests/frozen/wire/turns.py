@@ -5,7 +5,9 @@ published in one order.
 """
 
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from culm.events.hub import COALESCE_S
 from culm.ids import SessionId

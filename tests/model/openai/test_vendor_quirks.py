@@ -1,9 +1,9 @@
 """The request body for each vendor: the same conversation with the vendor's quirks."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from culm.ids import MessageId, SessionId
 from culm.model.base import ModelRequest, ProviderAccess, ToolSpec

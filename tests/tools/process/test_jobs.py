@@ -3,11 +3,11 @@
 import asyncio
 import os
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from culm.tools.base import CallPlan, CallResult, ResolvedAction
 from culm.tools.bash import BACKGROUND_LOOK_S, FOREGROUND_S

@@ -7,12 +7,11 @@ the caller leaves.
 import asyncio
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from culm.cli.commands.agent import discovery_of, get_agent
 from culm.cli.render.renderers import TextRenderer
@@ -56,8 +55,7 @@ class AgentCallRenderer(Protocol):
     def end(self, outcome: Outcome) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class AgentCallOptions:
+class AgentCallOptions(Struct, frozen=True):
     """Options of `culm agent call`."""
 
     name: str  # An id, a role, or an address.

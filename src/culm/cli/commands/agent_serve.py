@@ -9,7 +9,6 @@ import secrets
 import shlex
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn, cast
 
@@ -45,14 +44,14 @@ from culm.fleet.worker_server.connection import ServeMany
 from culm.ids import Ids
 from culm.model.choice import ChosenModel, ModelConfig, resolved
 from culm.model.local_servers import OFFLINE
+from culm.redaction import RedactedStruct
 from culm.server.auth import TOKEN_BYTES, read_or_make_token
 from culm.wire.codec import printable
 
 ID_CHARS = 8  # Enough to distinguish agents of one role.
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class AgentServeOptions:
+class AgentServeOptions(RedactedStruct, frozen=True):
     """Options of `culm agent serve`."""
 
     role: str

@@ -6,9 +6,9 @@ It only watches, and lets a person answer asks; leaving it stops nothing.
 import asyncio
 import re
 import sys
-from dataclasses import dataclass
 
 import click
+from msgspec import Struct
 
 from culm.cli.follow_run import (
     RunFollower,
@@ -40,8 +40,7 @@ from culm.wire.runs import Run
 _CURSOR = re.compile(r"[0-9a-f]{1,64}\.[0-9]{1,18}")
 
 
-@dataclass(frozen=True, slots=True)
-class AttachOptions:
+class AttachOptions(Struct, frozen=True):
     name: str
     where: ServerTarget
     cursor: str = ""

@@ -12,11 +12,11 @@ import select
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import click
+from msgspec import Struct
 
 from culm.cli.terminal.process import EXIT_CLOSED, CannotWrite, print_output, require_output
 from culm.errors import Failed
@@ -48,8 +48,7 @@ def level_of(line: str) -> int | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class LogFilter:
+class LogFilter(Struct, frozen=True):
     """The entries to show."""
 
     level: int = 0

@@ -10,12 +10,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from culm.cli.groups import CommandGroup
 from culm.cli.names import NEAREST_MAX, short_ids

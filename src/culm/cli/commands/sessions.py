@@ -6,7 +6,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -343,8 +342,7 @@ def rename_session(where: ServerTarget, name: str, words: Sequence[str]) -> None
     print_output(f"renamed {short_ids([renamed.id])[renamed.id]}: {head_of(renamed.title)}\n")
 
 
-@dataclass(frozen=True, slots=True)
-class SessionToDelete:
+class SessionToDelete(Struct, frozen=True):
     """A session that is to be deleted."""
 
     id: SessionId

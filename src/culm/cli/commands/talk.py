@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import click
+from msgspec import Struct
 
 from culm.cli.follow_run import PromptRun, RunOptions, RunScreen
 from culm.cli.names import find_session, short_ids
@@ -98,8 +98,7 @@ class TypedAnswers(TerminalInput):
             return await super().read(prompt)
 
 
-@dataclass(slots=True)
-class Conversation:
+class Conversation(Struct):
     """One conversation at a terminal."""
 
     where: ServerTarget

@@ -5,7 +5,8 @@ loses anything.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from culm.cli.render.renderers import ActivityRenderer, AgentRenderer, RunRenderer
 from culm.client.mirror import Mirror
@@ -148,8 +149,7 @@ class RunView:
             self._renderer.allowed(self._unasked.pop(call_id))
 
 
-@dataclass(slots=True)
-class _AgentView:
+class _AgentView(Struct):
     """The shown part of one agent."""
 
     renderer: AgentRenderer

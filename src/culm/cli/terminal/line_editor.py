@@ -14,9 +14,10 @@ import sys
 import termios
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from io import TextIOWrapper
@@ -30,8 +31,7 @@ _NAMES = {"help", "new", "sessions", "session", "model", "quit"}
 Kind = Literal["nothing", "prompt", "shell", "help", "new", "sessions", "session", "model", "quit"]
 
 
-@dataclass(frozen=True, slots=True)
-class TypedLine:
+class TypedLine(Struct, frozen=True):
     """A typed line and its kind."""
 
     kind: Kind

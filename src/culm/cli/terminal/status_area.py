@@ -12,8 +12,9 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol, TextIO
+
+from msgspec import Struct
 
 from culm.cli.render.call_lines import KnownTools, call_line
 from culm.cli.render.text import cells_of, fit, head_of, label_of, used_text
@@ -44,8 +45,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 Size = tuple[int, int]  # Columns and rows.
 
 
-@dataclass(frozen=True, slots=True)
-class AgentStatus:
+class AgentStatus(Struct, frozen=True):
     """A running agent."""
 
     label: str
@@ -55,8 +55,7 @@ class AgentStatus:
     depth: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RunStatus:
+class RunStatus(Struct, frozen=True):
     """The status of a run and its sub-agents, parents before children."""
 
     model: str = ""  # As provider/model; empty before a model has started to answer.

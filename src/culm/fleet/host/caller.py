@@ -2,10 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from culm.clock import parse_time
 from culm.errors import LimitExceeded, TooLarge
@@ -16,8 +15,7 @@ STEERS_MAX: Final = 64  # Waiting to be sent; as many may be sent but not admitt
 STEER_CHARS_MAX: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerAsk:
+class WorkerAsk(Struct, frozen=True):
     """A worker's request for approval. All of its fields are claims of the worker."""
 
     tool_name: str

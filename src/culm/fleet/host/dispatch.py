@@ -9,11 +9,11 @@ import logging
 import math
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from dataclasses import replace as with_
 from typing import Final
 
+from msgspec import Struct, field
 from msgspec.structs import replace
+from msgspec.structs import replace as with_
 
 from culm.clock import Clock, pause
 from culm.errors import InvalidRequest, LimitExceeded, NotBuilt, ShuttingDown
@@ -48,15 +48,14 @@ from culm.fleet.provision import (
     limits_of,
 )
 from culm.fleet.transport.base import ConnectFailed, Link
-from culm.logs import redact
+from culm.redaction import redact
 
 _log = logging.getLogger(__name__)
 
 CLOSE_S: Final = 12.0  # For the runs to release their workers, each of which is ended.
 
 
-@dataclass(frozen=True, slots=True)
-class FleetBounds:
+class FleetBounds(Struct, frozen=True):
     runs_max: int = 200  # At once; idle workers do not count.
     waiting_max: int = 1000  # Runs beyond those; further ones are refused.
     first_frame_s: float = FIRST_FRAME_S
@@ -66,8 +65,7 @@ class FleetBounds:
 DEFAULT_BOUNDS: Final = FleetBounds()
 
 
-@dataclass(eq=False, slots=True)
-class _Job:
+class _Job(Struct, eq=False):
     """An admitted run."""
 
     provision: Provision  # As the worker receives it.

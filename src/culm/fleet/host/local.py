@@ -13,9 +13,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from culm.clock import Clock, pause
 from culm.fleet.discovery.base import AgentRecord, Discovery, is_live, is_running
@@ -61,8 +62,7 @@ END_BOUND_S: Final = 3.0  # For a worker that was left behind.
 _PAUSE_S: Final = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchSettings:
+class LaunchSettings(Struct, frozen=True):
     """Programs to run in new interpreters (Python statements), and how long to wait for them."""
 
     zygote: str = ZYGOTE

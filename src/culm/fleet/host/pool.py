@@ -11,10 +11,10 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from culm.files import STEM_CHARS_MAX
@@ -40,23 +40,20 @@ class IdleWorker(Protocol):
 W = TypeVar("W", bound=IdleWorker)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolBounds:
+class PoolBounds(Struct, frozen=True):
     idle_per_key_max: int = 4
     idle_max: int = 16
     idle_s: float = IDLE_S
     sweep_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class ParkedWorker(Generic[W]):
+class ParkedWorker(Struct, Generic[W], frozen=True):
     worker: W
     key: str  # Its fingerprint.
     until_s: float  # From then on it is not handed out.
 
 
-@dataclass(frozen=True, slots=True)
-class PoolDecision(Generic[W]):
+class PoolDecision(Struct, Generic[W], frozen=True):
     """Every idle worker, including the new one, is in exactly one of these."""
 
     idle: tuple[ParkedWorker[W], ...]

@@ -8,11 +8,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from culm.clock import Clock, Timer
 from culm.errors import InvalidRequest, TooLarge
@@ -66,8 +65,7 @@ DEADLINE_MAX_S: Final = 86_400.0  # An ask with a later deadline waits until its
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
+class RunResult(Struct, frozen=True):
     """The result of a driven run."""
 
     outcome: Outcome

@@ -27,9 +27,9 @@ from culm.fleet.host.local_worker import (
     describe_exit,
 )
 from culm.fleet.provision import BadProvision, OwnerStamp, Provision, encode_provision, keyless_env
-from culm.logs import redact
 from culm.processes.base import Processes, ProcessOwner, ProcessRequest, ProcessStartFailed
 from culm.processes.linux import find_stat, read_boot_id
+from culm.redaction import redact
 
 TOKEN_BYTES: Final = 32
 # The path is appended last, so that nothing beside our package shadows a module of Python.

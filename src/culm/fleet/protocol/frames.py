@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from culm.clock import parse_time
+from culm.redaction import RedactedStruct
 from culm.wire.codec import Json
 
 MESSAGE_BYTES_MAX: Final = 64 << 20  # For one frame: a `run` carries a whole conversation.
@@ -69,13 +70,10 @@ class PermissionPolicy(Struct, frozen=True, omit_defaults=True):
     inherit_session_grants: bool | UnsetType = UNSET
 
 
-class RunSecrets(Struct, frozen=True, omit_defaults=True):
+class RunSecrets(RedactedStruct, frozen=True, omit_defaults=True):
     """Secrets of one run, kept in memory only."""
 
     codex_provider_token: str | None = None
-
-    def __repr__(self) -> str:
-        return "RunSecrets(…)"
 
 
 class Batch(Struct, frozen=True, omit_defaults=True):

@@ -6,7 +6,6 @@ any order, so a second run is never sent before the first has ended.
 
 import logging
 from collections import deque
-from dataclasses import dataclass
 from typing import Final, cast
 
 import msgspec
@@ -41,21 +40,18 @@ ANSWERED_MAX: Final = 256  # Ids that are known to have been answered.
 STEERS_MAX: Final = 256  # Messages that wait to be admitted.
 
 
-@dataclass(frozen=True, slots=True)
-class EventsLost:
+class EventsLost(Struct, frozen=True):
     """Droppable events were dropped."""
 
     missing: int
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalAsked:
+class ApprovalAsked(Struct, frozen=True):
     id: str
     body: dict[str, Json]
 
 
-@dataclass(frozen=True, slots=True)
-class HostCalled:
+class HostCalled(Struct, frozen=True):
     id: str
     tool_call_id: str
     args: dict[str, Json]

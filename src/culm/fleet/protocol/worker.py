@@ -6,8 +6,9 @@ exactly one terminal frame. Queueing and sending of events belong to `worker_ser
 """
 
 import logging
-from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from msgspec import Struct, field
 
 from culm.fleet.executor import CANCELLED, Outcome, SteerMessage, failed
 from culm.fleet.protocol.frames import (
@@ -35,8 +36,7 @@ IGNORED_LOGGED_MAX: Final = 10  # Per connection; more would add nothing.
 STUCK = failed("the previous run does not end")
 
 
-@dataclass(frozen=True, slots=True)
-class StartRun:
+class StartRun(Struct, frozen=True):
     """Begin a run, with the messages that arrived before it could begin."""
 
     run: int
@@ -44,29 +44,25 @@ class StartRun:
     steers: tuple[SteerMessage, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCancel:
+class RequestCancel(Struct, frozen=True):
     """Set its cancel token; call `on_grace` after `GRACE_S`."""
 
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class AbortRun:
+class AbortRun(Struct, frozen=True):
     """Cancel the task of a run that did not end by itself; call `on_grace` after `GRACE_S`."""
 
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeRun:
+class RevokeRun(Struct, frozen=True):
     """The run is over: its open requests fail, and further events are refused."""
 
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class SteerRun:
+class SteerRun(Struct, frozen=True):
     run: int
     steer: SteerMessage
 
@@ -86,8 +82,7 @@ Effect = (
 _Phase = Literal["running", "stopping", "aborting", "stuck"]
 
 
-@dataclass(slots=True)
-class _Active:
+class _Active(Struct):
     run: int
     phase: _Phase = "running"
     asks: set[str] = field(default_factory=set[str])
@@ -95,8 +90,7 @@ class _Active:
     received_ids: set[str] = field(default_factory=set[str])  # Ids of the messages it received.
 
 
-@dataclass(slots=True)
-class _Waiting:
+class _Waiting(Struct):
     """The newest run, while the previous one ends."""
 
     spec: RunSpec

@@ -10,9 +10,10 @@ import ipaddress
 import re
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+from msgspec import Struct
 
 from culm.errors import InvalidRequest
 
@@ -27,16 +28,14 @@ _SCHEME = "Bearer "  # Exactly this spelling: the peers of this protocol compare
 _BEGIN = re.compile(r"^-----BEGIN ([A-Z0-9 ]+)-----[ \t\r]*$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTls:
+class ServerTls(Struct, frozen=True):
     """A certificate, followed by its chain, and its private key."""
 
     cert: Path
     key: Path
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(Struct, frozen=True):
     label: str
     der: bytes
 

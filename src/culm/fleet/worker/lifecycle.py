@@ -12,10 +12,11 @@ import shutil
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, cast
+
+from msgspec import Struct
 
 from culm import __version__
 from culm.clock import Clock, LoopClock, format_time, pause
@@ -60,8 +61,7 @@ WITHDRAW_S: Final = 2.0  # A slower disk leaves a record behind, whose lease run
 MakeRecord = Callable[[], AgentRecord]  # Called in a thread, when the record is first needed.
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEndpoint:
+class WorkerEndpoint(Struct, frozen=True):
     """The settings of a worker's endpoint, which are not part of the provision."""
 
     host: str = "127.0.0.1"

@@ -31,7 +31,7 @@ from culm.fleet.transport.tls import bearer
 from culm.fleet.worker.executors.base import preload_executors
 from culm.fleet.worker.lifecycle import WorkerEndpoint, work
 from culm.fleet.worker_server.connection import ConnectTimeout
-from culm.logs import redact
+from culm.redaction import redact
 
 NAME: Final = "culm worker"
 EXIT_FAILED: Final = 1

@@ -20,8 +20,9 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from culm.processes.linux import now_s, set_name
 from culm.processes.packets import receive_or_end, send, send_with
@@ -37,8 +38,7 @@ _PAUSE_S: Final = 0.002
 _DESCRIPTORS_MAX: Final = 1 << 16  # If the system has no limit.
 
 
-@dataclass(frozen=True, slots=True)
-class ForkTask:
+class ForkTask(Struct, frozen=True):
     """The work of a fork."""
 
     run: Callable[[], int]  # Returns the exit status.

@@ -9,9 +9,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, assert_never
+
+from msgspec import Struct
 
 from culm.clock import Clock, Timer, time_limit
 from culm.fleet.executor import Executor, failed, limit_error
@@ -49,22 +50,19 @@ IGNORED_A_LINE: Final = 1000  # Limits the log of a peer that sends only garbage
 OWED_MAX: Final = 256  # No regular host sends this many runs at once, each superseding the last.
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOnce:
+class ServeOnce(Struct, frozen=True):
     """Serve one connection. None in time is an error; `accept_s=None` waits forever."""
 
     accept_s: float | None = ACCEPT_S
 
 
-@dataclass(frozen=True, slots=True)
-class ServeInTurn:
+class ServeInTurn(Struct, frozen=True):
     """Serve one connection after the other; end when none comes for `idle_s`."""
 
     idle_s: float = IDLE_S
 
 
-@dataclass(frozen=True, slots=True)
-class ServeMany:
+class ServeMany(Struct, frozen=True):
     """Serve many independent connections at once, until canceled."""
 
     connections_max: int = 512

@@ -8,10 +8,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, cast
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from culm.clock import Clock, Timer, format_time, parse_time, within
 from culm.errors import TooLarge
@@ -55,8 +54,7 @@ PANICKED: Final = failed("actor executor panicked")  # The text that this protoc
 SUSPENDED: Final = failed("the run was suspended and cannot be resumed")
 
 
-@dataclass(frozen=True, slots=True)
-class ServingSettings:
+class ServingSettings(Struct, frozen=True):
     """Settings for every run of a worker."""
 
     clock: Clock

@@ -5,7 +5,6 @@ Pure. Every data line contains its type, so `event:` lines are ignored, as are u
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import msgspec
@@ -93,8 +92,7 @@ _NO_EVENT = _Event()
 _STOP = _Event("message_stop")
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(Struct):
     key: int
     whole: str = ""  # Arguments from the start event; pieces that follow replace them.
 

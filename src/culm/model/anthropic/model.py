@@ -10,12 +10,12 @@ and it rejects thinking if anything before it has changed. `answer.py` parses an
 import re
 from base64 import b64encode
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import UNSET, structs
+from msgspec.structs import replace
 
 from culm.model.anthropic.answer import AnthropicAnswer
 from culm.model.base import ModelRequest, ModelSetup, ProviderAccess, ToolSpec

@@ -7,11 +7,10 @@ placeholder first, so that its content is never parsed as English.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
-from msgspec import Struct, convert
+from msgspec import Struct, convert, field
 
 from culm.wire.codec import clean
 
@@ -73,8 +72,7 @@ _QUOTED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class QuotedTexts:
+class QuotedTexts(Struct, frozen=True):
     """The quoted texts of one prompt, each of which has a placeholder."""
 
     _matches: list[re.Match[str]] = field(default_factory=list[re.Match[str]])

@@ -8,8 +8,9 @@ calls that are still missing.
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
+
+from msgspec import Struct
 
 from culm.model.base import (
     AnswerDone,
@@ -62,14 +63,12 @@ class OfflineModel:
         yield AnswerDone("tool_use" if answer.calls else "end_turn")
 
 
-@dataclass(frozen=True, slots=True)
-class OfflineCall:
+class OfflineCall(Struct, frozen=True):
     tool: str
     arguments: Mapping[str, Json]
 
 
-@dataclass(frozen=True, slots=True)
-class OfflineAnswer:
+class OfflineAnswer(Struct, frozen=True):
     text: str
     calls: tuple[OfflineCall, ...] = ()
 

@@ -6,11 +6,10 @@ stream.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from culm.model import failures
 from culm.model.base import (
@@ -280,8 +279,7 @@ def _on_blocks(blocks: list[_Block]) -> Iterator[ModelEvent]:
             yield TextDelta(block.text)
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(Struct):
     key: int
     id: str = ""
     name: str = ""  # Empty until it arrives, which starts the call.

@@ -12,10 +12,10 @@ import re
 import stat
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from culm.config.sources import PROJECT_FILES
 from culm.ids import SessionId
@@ -50,8 +50,7 @@ CONFIGURATIONS = frozenset(PROJECT_FILES)
 _REPOSITORY = re.compile(r"/\.git(?=/|$)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class FileToChange:
+class FileToChange(Struct, frozen=True):
     """The file to be changed, in its current state."""
 
     path: str  # Real.
@@ -65,8 +64,7 @@ class FileToChange:
         return self.digest is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Rewrite:
+class Rewrite(Struct, frozen=True):
     """The new text of a file, computed by a tool."""
 
     text: str
@@ -74,8 +72,7 @@ class Rewrite:
     note: str = ""  # For the model, after the summary.
 
 
-@dataclass(frozen=True, slots=True)
-class FileChange:
+class FileChange(Struct, frozen=True):
     """A file, and its new contents."""
 
     found: FileToChange
@@ -88,8 +85,7 @@ class FileChange:
     excerpts: tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeTool(Generic[A]):
+class ChangeTool(Struct, Generic[A], frozen=True):
     """A tool that changes one file. After a crash a person decides: it may have happened."""
 
     context: ToolContext

@@ -6,7 +6,8 @@ such a difference is correct but not minimal, and nobody reads it line by line.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 CONTEXT = 3  # Lines around a change, as in diff.
 BLOCK_CHARS = 64 << 10
@@ -17,8 +18,7 @@ CONTENT_CHARS_MAX = 256 << 10
 EXCERPT_CONTEXT = 50
 
 
-@dataclass(frozen=True, slots=True)
-class DiffBlock:
+class DiffBlock(Struct, frozen=True):
     """Lines `a[a0:a1]` became `b[b0:b1]`; numbered from 0."""
 
     a0: int
@@ -27,8 +27,7 @@ class DiffBlock:
     b1: int
 
 
-@dataclass(frozen=True, slots=True)
-class TextDifference:
+class TextDifference(Struct, frozen=True):
     """The changes of a text. The lines are those around the changes; `skipped` precede them."""
 
     skipped: int

@@ -5,7 +5,8 @@ Decodes and encodes text so that untouched parts of a file stay the same, byte f
 
 import codecs
 import os
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from culm.tools.files.paths import OpenPath
 from culm.tools.files.safe_open import OpenRefused
@@ -66,8 +67,7 @@ def size_text(size: int) -> str:
     return f"{size / 1024:.1f} KiB" if size < 1 << 20 else f"{size / (1 << 20):.1f} MiB"
 
 
-@dataclass(frozen=True, slots=True)
-class FileText:
+class FileText(Struct, frozen=True):
     """The text of a file, and its encoding."""
 
     text: str  # Without the byte order mark; a byte that is not UTF-8 is an unpaired surrogate.

@@ -14,8 +14,9 @@ import threading
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from culm.tools.files.safe_open import (
     DEPTH_MAX,
@@ -42,8 +43,7 @@ class MissingPath(OpenRefused):
         self.rest = tuple(rest)
 
 
-@dataclass(frozen=True, slots=True)
-class PathTarget:
+class PathTarget(Struct, frozen=True):
     """The regular file or directory that a path resolves to."""
 
     path: str  # Absolute and without links; a byte that is not UTF-8 is an unpaired surrogate.
@@ -54,8 +54,7 @@ class PathTarget:
         return self.path if self.is_directory else os.path.dirname(self.path)  # noqa: PTH120
 
 
-@dataclass(frozen=True, slots=True)
-class OpenPath:
+class OpenPath(Struct, frozen=True):
     """An open regular file or directory."""
 
     descriptor: int

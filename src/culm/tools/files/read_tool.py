@@ -9,11 +9,11 @@ import difflib
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from culm.errors import AppError
 from culm.model.base import ToolSpec
@@ -49,8 +49,7 @@ class FileAccess(Protocol):
     def outputs(self) -> Path: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ReadAccess:
+class ReadAccess(Struct, frozen=True):
     """The target of a read, and whether it is free."""
 
     target: PathTarget
@@ -123,8 +122,7 @@ def exact(path: str) -> str:
 # --- the state of files that a session knows
 
 
-@dataclass(frozen=True, slots=True)
-class ReadResult:
+class ReadResult(Struct, frozen=True):
     """A result, and the file that the session knows now."""
 
     result: CallResult
@@ -189,8 +187,7 @@ A = TypeVar("A", bound=msgspec.Struct)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadTool(Generic[A]):
+class ReadTool(Struct, Generic[A], frozen=True):
     """A tool that only reads: it may run concurrently, and again after a crash.
 
     Its path is resolved before approval; the same path is opened afterwards.

@@ -8,7 +8,8 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 LINES_NAMED_MAX = 10
 _PAIR = re.compile("\r\n")
@@ -116,8 +117,7 @@ _NUMBERED = re.compile(r"^ *\d+\|", re.MULTILINE)
 _WORD = re.compile(r"\w+")
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(Struct, frozen=True):
     number: int  # From 1.
     text: str
     bare: str  # With every run of blanks reduced to one, and none at its ends.

@@ -8,9 +8,10 @@ import os
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
+
+from msgspec import Struct
 
 from culm.clock import Clock
 from culm.processes.base import (
@@ -38,8 +39,7 @@ class ProcessAccess(Protocol):
     def clock(self) -> Clock: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ChildRequest:
+class ChildRequest(Struct, frozen=True):
     """The command line, input and output of a child process."""
 
     argv: Sequence[str]
@@ -52,8 +52,7 @@ class ChildRequest:
     descriptors: Sequence[int] = ()  # The process gets them as 3 and up.
 
 
-@dataclass(frozen=True, slots=True)
-class ChildAnswer:
+class ChildAnswer(Struct, frozen=True):
     """The exit of a child process, and its error output."""
 
     exit: ProcessExit
@@ -235,8 +234,7 @@ PIECE_BYTES = 64 << 10
 DRAIN_BYTES_MAX = 4 << 20  # After the exit: more than a pipe holds; a process may have escaped.
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeRequest:
+class ExchangeRequest(Struct, frozen=True):
     """The process to start, and its input."""
 
     argv: Sequence[str]
@@ -249,8 +247,7 @@ class ExchangeRequest:
     output_bytes_max: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeAnswer:
+class ExchangeAnswer(Struct, frozen=True):
     """The exit of the process, and its output."""
 
     exit: ProcessExit

@@ -7,7 +7,8 @@ server, or when it is killed; its output stays readable for a while.
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from culm.tools.files.safe_open import shown
 from culm.tools.process.output import CommandOutput
@@ -19,8 +20,7 @@ LISTED_MAX = 20
 COMMAND_CHARS_LISTED = 60
 
 
-@dataclass(slots=True)
-class BackgroundJob:
+class BackgroundJob(Struct):
     """A command in the background, and its output."""
 
     id: str

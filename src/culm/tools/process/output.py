@@ -7,8 +7,9 @@ once, so that it never waits; data beyond the bounds is counted and dropped.
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 MODEL_BYTES_MAX = 30_000  # Per result: about eight thousand tokens.
 FILE_BYTES_MAX = 64 << 20  # Per command; redirect the output to get more.
@@ -26,8 +27,7 @@ _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffd]+")
 _UNFIT_BUT_ESCAPES = re.compile("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\ufffd]+")
 
 
-@dataclass(frozen=True, slots=True)
-class OutputSizes:
+class OutputSizes(Struct, frozen=True):
     """The limits of kept output; the beginning and the end get half each."""
 
     shown_bytes: int = MODEL_BYTES_MAX

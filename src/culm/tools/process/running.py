@@ -13,9 +13,10 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec import Struct
 
 from culm.clock import Clock, Timer, within
 from culm.processes.base import (
@@ -47,16 +48,14 @@ _PRELUDE = Path(__file__).with_name("prelude.bash")
 _SH_PRELUDE = """trap '{ pwd -P >&3; } 2>/dev/null' 0; eval "$1\""""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
+class CommandResult(Struct, frozen=True):
     """The exit of a command, and its final directory."""
 
     exit: ProcessExit
     directory: str | None  # The directory at the exit of the shell, if reported.
 
 
-@dataclass(frozen=True, slots=True)
-class CommandRequest:
+class CommandRequest(Struct, frozen=True):
     """A command line to start."""
 
     text: str

@@ -13,10 +13,11 @@ import re
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain, starmap
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from culm.processes.base import ProcessOwner, ProcessStartFailed
 from culm.tools.files.file_executor import FileExecutor, StopFlag
@@ -61,8 +62,7 @@ _COMMON = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class LineSearch:
+class LineSearch(Struct, frozen=True):
     """One search for lines. Its start stays open until the search has ended."""
 
     start: OpenPath
@@ -74,8 +74,7 @@ class LineSearch:
     owner: ProcessOwner
 
 
-@dataclass(frozen=True, slots=True)
-class LineMatches:
+class LineMatches(Struct, frozen=True):
     """The matches of a search."""
 
     matches: list[SearchMatch]
@@ -109,8 +108,7 @@ class OwnedDescriptors:
         raise OSError("the search has ended")
 
 
-@dataclass(frozen=True, slots=True)
-class RipgrepProgram:
+class RipgrepProgram(Struct, frozen=True):
     """An executable file, and a stamp that distinguishes it from another at the same path."""
 
     path: str
@@ -385,14 +383,12 @@ class FileNameCollector:
         del self._kept[self._kept_max :]
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
+class _Text(Struct, frozen=True):
     path: str
     descriptor: int
 
 
-@dataclass(slots=True)
-class _Texts:
+class _Texts(Struct):
     files: list[_Text]
     unreadable: int = 0
     is_stopped: bool = False

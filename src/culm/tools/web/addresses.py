@@ -7,10 +7,10 @@ connects.
 import ipaddress
 import re
 import socket
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from urllib.parse import urljoin
 
+from msgspec import Struct
 from yarl import URL
 
 from culm.tools.files.safe_open import OpenRefused
@@ -59,8 +59,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 _OLD_EMBEDDED = IPv6Network("::/96")
 
 
-@dataclass(frozen=True, slots=True)
-class UrlTarget:
+class UrlTarget(Struct, frozen=True):
     """A URL in one canonical spelling, which is shown, checked and requested."""
 
     url: str  # Without a fragment; a name is ASCII, an address canonical.
@@ -78,8 +77,7 @@ class UrlTarget:
         return f"{self.scheme}://{self.host_port}"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedTarget:
+class CheckedTarget(Struct, frozen=True):
     """A site and its addresses, which are the only ones to connect to."""
 
     site: UrlTarget

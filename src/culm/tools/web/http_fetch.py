@@ -13,12 +13,11 @@ import ssl
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Annotated
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
-from msgspec import Meta
+from msgspec import Meta, Struct
 from yarl import URL
 
 from culm import __version__
@@ -63,8 +62,7 @@ async def resolve_by_system(host: str, port: int) -> tuple[str, ...]:
     return tuple(str(address[0]).partition("%")[0] for *_, address in found)
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
+class Network(Struct, frozen=True):
     """Access to the network; tests replace it."""
 
     resolve: Resolve = resolve_by_system

@@ -9,8 +9,9 @@ pages are untrusted. docs/adr/0023 compares it with libraries.
 import html
 import re
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
 from urllib.parse import urljoin
+
+from msgspec import Struct, field
 
 ATTRIBUTE_CHARS_MAX = 4096
 _TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*+)")
@@ -28,8 +29,7 @@ _RAW = {
 _LONG_NUMBER = re.compile(r"&#[xX]?[0-9a-fA-F]{9,}+;?")
 
 
-@dataclass(frozen=True, slots=True)
-class HtmlTag:
+class HtmlTag(Struct, frozen=True):
     """One start or end tag."""
 
     name: str
@@ -121,8 +121,7 @@ _BLANKS = re.compile(r"\s+")
 _TICKS = re.compile(r"`+")
 
 
-@dataclass(slots=True)
-class _Box:
+class _Box(Struct):
     """An open list, an item of a list, or a quotation."""
 
     kind: str  # list, item, quote
@@ -132,8 +131,7 @@ class _Box:
     has_items: bool = False
 
 
-@dataclass(slots=True)
-class _Span:
+class _Span(Struct):
     """Marked text within a paragraph, and its start."""
 
     name: str
@@ -141,8 +139,7 @@ class _Span:
     href: str = ""
 
 
-@dataclass(slots=True)
-class _Table:
+class _Table(Struct):
     """An open table."""
 
     depth: int = 1  # Nested tables are part of a cell.

@@ -8,12 +8,11 @@ events to `runtime_journal.py`, its permissions to `runtime_gate.py`.
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from culm.errors import ModelFailed
 from culm.fleet.executor import (
@@ -66,16 +65,14 @@ log = logging.getLogger(__name__)
 _DEFAULTS = Settings()
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
+class _Shared(Struct, frozen=True):
     """The resources shared by all runs of a worker."""
 
     http: aiohttp.ClientSession
     work: FileExecutor
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(Struct, frozen=True):
     """The checked parameters of one run."""
 
     id: RunId

@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from culm.clock import Clock, format_time
 from culm.fleet.executor import Executor
@@ -33,8 +34,7 @@ _LATE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerServices:
+class WorkerServices(Struct, frozen=True):
     """Shared by all runs of a worker; everything is opened at its first use."""
 
     clock: Clock

@@ -6,10 +6,10 @@ real programs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final, cast
 
 import msgspec
+from msgspec import Struct, field
 
 from culm.fleet.provision import BadProvision, ClaudeKind, CliKind, CodexKind
 from culm.wire.codec import Json
@@ -17,8 +17,7 @@ from culm.wire.codec import Json
 Event = Mapping[str, Json]
 
 
-@dataclass(frozen=True, slots=True)
-class AgentOutput:
+class AgentOutput(Struct, frozen=True):
     """The parsed content of one line."""
 
     events: list[Event] = field(default_factory=list[Event])
@@ -32,8 +31,7 @@ NOTHING: Final = AgentOutput()
 Reader = Callable[[str], AgentOutput]
 
 
-@dataclass(frozen=True, slots=True)
-class CliProfile:
+class CliProfile(Struct, frozen=True):
     """A program's command line and the parser of its output."""
 
     argv: list[str]

@@ -10,8 +10,9 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from culm.errors import TooLarge
 from culm.fleet.executor import EventSink, RunEnded
@@ -26,8 +27,7 @@ OUTPUT_CHARS_MAX = 256 << 10
 Growing = Literal["token", "reasoning_token", "tool_token"]
 
 
-@dataclass(slots=True)
-class _QueuedEvent:
+class _QueuedEvent(Struct):
     """One unsent event: complete, or a text that may still grow."""
 
     event: dict[str, Json]

@@ -7,10 +7,11 @@ sides keep. No grant outlives its call.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import cast
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from culm.clock import Clock, format_time, within
 from culm.fleet.executor import ApprovalUnavailable, RunHost
@@ -72,8 +73,7 @@ def policy_input_of(
     return policy_input, can.is_read_only or mode == "plan"
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeGate:
+class RuntimeGate(Struct, frozen=True):
     """The gate of one run. Implements `AdmissionSteps`."""
 
     host: RunHost

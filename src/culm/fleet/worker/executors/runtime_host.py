@@ -5,7 +5,6 @@ any of this. A refused call has a reason as its result and does not fail the run
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -56,8 +55,7 @@ async def _call(host: RunHost, request: Struct, kind: type[T], tool_call_id: str
         raise HostCallFailed("the host's answer cannot be read") from exc
 
 
-@dataclass(frozen=True, slots=True)
-class HostDelegation:
+class HostDelegation(Struct, frozen=True):
     """Implements `Delegation`."""
 
     host: RunHost
@@ -70,8 +68,7 @@ class HostDelegation:
         return CallResult(done.content, done.is_error, done.metadata)
 
 
-@dataclass(frozen=True, slots=True)
-class HostMeter:
+class HostMeter(Struct, frozen=True):
     """Implements `UsageMeter`."""
 
     host: RunHost

@@ -8,10 +8,10 @@ answers (`answer_cleared`), and admitted prompts (`message_admitted`).
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from culm.clock import Clock
 from culm.errors import ModelFailed

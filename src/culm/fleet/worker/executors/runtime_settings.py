@@ -1,11 +1,10 @@
 """The settings that a culm host sends for the loop (`culm` in the provision), parsed once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, get_args
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from culm.config.schema import HOOKS_MAX, OWN_TOOLS_MAX, Hook, OwnTool, ProviderFile, ToolName
@@ -15,6 +14,7 @@ from culm.fleet.provision import BadProvision, CulmExtension, ModelName, Provisi
 from culm.model.catalog import find_dialect
 from culm.model.choice import ChosenModel, chosen_of, why_unreachable
 from culm.model.local_servers import OFFLINE
+from culm.redaction import RedactedStruct
 from culm.run.loop import ActiveModel
 from culm.run.project_context import ContextPaths
 from culm.wire.asks import Approve, Rule, parse_approve, parse_rules
@@ -23,9 +23,8 @@ from culm.wire.config import Model as ModelInfo
 from culm.wire.config import SelectedModel
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class RuntimeSettings:
-    """The parsed settings. Without a repr, because they contain the key of the chosen model."""
+class RuntimeSettings(RedactedStruct, frozen=True):
+    """The parsed settings. They contain the key of the chosen model."""
 
     rules: tuple[Rule, ...] = ()
     rules_also_from: tuple[str, ...] = ()

@@ -9,8 +9,9 @@ import os
 import shutil
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from culm.config.schema import OwnTool
 from culm.fleet.worker.executors.base import WorkerServices
@@ -39,8 +40,7 @@ FOREIGN_NAMES: Mapping[str, frozenset[str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ToolOffer:
+class ToolOffer(Struct, frozen=True):
     """The tools of a run besides those that every run has."""
 
     agent_tools: Mapping[str, Tool] = field(default_factory=dict[str, Tool])
@@ -50,8 +50,7 @@ class ToolOffer:
     withheld: Mapping[str, str] = field(default_factory=dict[str, str])  # Reasons by name.
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeTools:
+class RuntimeTools(Struct, frozen=True):
     context: ToolContext
     tools: Mapping[str, Tool]
     # The results of calls to tools that are not offered, by name.

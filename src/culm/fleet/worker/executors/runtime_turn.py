@@ -6,9 +6,11 @@ turn, and a prompt that arrives too late for the last step gets another step.
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from culm.clock import pause, within
 from culm.errors import AppError, ModelFailed
@@ -43,8 +45,7 @@ WRITES = frozenset({"write", "download"})  # The names of actions that change th
 CLOSING_S = 1.0  # Time for the last events of a cancelled run, in case the host does not read.
 
 
-@dataclass(frozen=True, slots=True)
-class TurnWork:
+class TurnWork(Struct, frozen=True):
     """The components of a turn."""
 
     services: WorkerServices
