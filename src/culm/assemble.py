@@ -5,9 +5,10 @@ import errno
 import logging
 import os
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,9 +40,9 @@ from culm.settings import ServeOptions
 from culm.store.files import find_unanswered_senders, has_unfinished_runs
 from culm.store.store import open_store
 from culm.subagents.mail_room import STILL_ASKED_S
-from culm.tools.base import Tool
+from culm.tools.base import Tool, ToolContext
 from culm.tools.files.file_executor import FileExecutor, open_file_executor
-from culm.tools.registry import make_tools
+from culm.tools.process.jobs import BackgroundJobs
 from culm.wire.agents import EXTERNAL_PREFIX
 from culm.workspace.claims import WorkspaceFate
 from culm.workspace.config import ConfigOrigins
@@ -59,6 +60,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+IMPORT_TOOLS_S = 0.1  # After a workspace was opened, so that its client has the answer.
 CONTEXT_CACHE_S = 1.0  # The same interval at which the configuration is checked.
 # Trees are bounded by themselves, and a waiting run must not prevent the one it waits for.
 FLEET = FleetBounds(runs_max=10_000, waiting_max=0)
@@ -125,7 +127,7 @@ async def open_server(
                     first_byte_s=options.settings.model_first_byte_s,
                     stall_s=options.settings.model_stall_s,
                 ),
-                make_tools=make_tools if tools is None else lambda context, jobs: tools,
+                make_tools=_make_tools if tools is None else lambda context, jobs: tools,
                 read_project_context=_cached_context(work, options.settings.workspaces_max),
                 fleet=fleet,
                 discovery_dir=_discovery_dir(options),
@@ -151,6 +153,18 @@ async def open_server(
                     for listener in listeners:
                         listener.hide()
                     await registry.close()
+
+
+def _make_tools(context: ToolContext, jobs: BackgroundJobs) -> Mapping[str, Tool]:
+    # Not at the top: nobody waits for the tools who only opens a workspace.
+    from culm.tools.registry import make_tools
+
+    return make_tools(context, jobs)
+
+
+def _import_tools_nowait() -> None:
+    """Import the tools in a thread, so that the first prompt need not."""
+    asyncio.get_running_loop().run_in_executor(None, import_module, "culm.tools.registry")
 
 
 def _blocking_in(work: FileExecutor) -> BlockingCall:
@@ -249,9 +263,21 @@ def _opener(options: ServeOptions, user: DocumentFile, services: ServerServices)
         ):
             async with remembering:
                 await asyncio.to_thread(_remember, options.data_dir, about)
-            yield workspace
+            with _called_after(clock, IMPORT_TOOLS_S, _import_tools_nowait):
+                yield workspace
 
     return open_one
+
+
+@contextmanager
+def _called_after(clock: Clock, delay_s: float, action: Callable[[], None]) -> Generator[None]:
+    """Call `action` once if the block lasts so long; never if the delay is 0."""
+    timer = clock.call_later(delay_s, action) if delay_s else None
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def _remember(data_dir: Path, about: WorkspaceInfo) -> None:

@@ -3,7 +3,6 @@
 Pure. Names match regardless of case, as in Crush; the checked document has the schema's spelling.
 """
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from types import UnionType
@@ -297,6 +296,8 @@ def _kind_of(value: Json) -> str:
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
+    import difflib  # Only a misspelled name needs it.
+
     close = difflib.get_close_matches(name.lower()[:NAME_CHARS_MAX], names, 1)
     return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(sorted(names)[:40])}"
 

@@ -12,10 +12,9 @@ import logging
 import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from importlib.metadata import EntryPoint, entry_points
 from pkgutil import get_data
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,6 +24,9 @@ from msgspec.structs import replace
 from culm.errors import ModelFailed
 from culm.model.base import LanguageModel, MakeModel, ModelSetup
 from culm.wire.config import Model
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 log = logging.getLogger(__name__)
 
@@ -204,8 +206,10 @@ def dialect_types() -> list[str]:
 
 
 @cache
-def entry_points_of(group: str) -> dict[str, EntryPoint]:
+def entry_points_of(group: str) -> "dict[str, EntryPoint]":
     """The entry points of other packages, by name."""
+    from importlib.metadata import entry_points  # Slow to import, and not needed to start.
+
     try:
         return {point.name: point for point in entry_points(group=group)}
     except Exception:  # boundary: a package whose metadata is damaged
@@ -213,7 +217,7 @@ def entry_points_of(group: str) -> dict[str, EntryPoint]:
         return {}
 
 
-def _maker(point: EntryPoint) -> MakeModel:
+def _maker(point: "EntryPoint") -> MakeModel:
     def make(setup: ModelSetup) -> LanguageModel:
         try:
             return point.load()(setup)

@@ -7,6 +7,7 @@ the environment. The last provider is `offline`, which is always available.
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 OFF = "CULM_NO_DISCOVERY"
 OFFLINE = "offline"
 PROBE_S = 0.3  # For all servers together; a running one answers in a tenth of it.
+CONNECT_S = 0.05  # To a port of this machine, where a refusal takes a tenth of a millisecond.
 KEPT_S = 60.0  # The lifetime of a cached answer.
 ANSWER_BYTES_MAX = 1 << 20
 ENVIRONMENTS_MAX = 16  # In the cache.
@@ -174,9 +176,9 @@ def _candidate(server: LocalServer, address: str) -> ServerCandidate:
 
 async def _probe_all(candidates: Sequence[ServerCandidate], within_s: float) -> Document:
     answers: dict[ServerCandidate, list[str]] = {}
-    await asyncio.to_thread(import_module, "aiohttp")  # It takes half of the time limit below.
-    foreign = foreign_ports(await asyncio.to_thread(_socket_tables), {0, os.getuid()})
-    probed = [one for one in candidates if one.explicit or one.server.port not in foreign]
+    probed = await asyncio.to_thread(_worth_probing, candidates)
+    if probed:
+        await asyncio.to_thread(import_module, "aiohttp")  # It takes half of the time limit below.
     with suppress(TimeoutError):
         async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
             for one in probed:
@@ -192,6 +194,29 @@ async def _probe_all(candidates: Sequence[ServerCandidate], within_s: float) -> 
         for one in candidates
         if answers.get(one)
     }
+
+
+def _worth_probing(candidates: Sequence[ServerCandidate]) -> list[ServerCandidate]:
+    """The candidates that may answer and may receive prompts."""
+    foreign = foreign_ports(_socket_tables(), {0, os.getuid()})
+    return [
+        one
+        for one in candidates
+        if one.explicit or (one.server.port not in foreign and not _is_refused(one.server.port))
+    ]
+
+
+def _is_refused(port: int) -> bool:
+    """Return True if nothing listens at a port of this machine."""
+    with socket.socket() as trial:
+        trial.settimeout(CONNECT_S)
+        try:
+            trial.connect(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            pass  # The probe finds out.
+        return False
 
 
 async def _probe(one: ServerCandidate, answers: dict[ServerCandidate, list[str]]) -> None:

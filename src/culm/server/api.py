@@ -14,7 +14,9 @@ from typing import Any, TypeVar, get_type_hints
 from urllib.parse import unquote
 
 import msgspec
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import Response, StreamResponse
 from msgspec import Struct, field
 
 from culm.errors import InvalidRequest, TooLarge, TooSlow
@@ -56,10 +58,10 @@ class HeadersOnly(dict[str, str]):
 
 def is_response(kind: object) -> bool:
     """Return True if a handler with this return type builds the whole response itself."""
-    return isinstance(kind, type) and issubclass(kind, web.StreamResponse)
+    return isinstance(kind, type) and issubclass(kind, StreamResponse)
 
 
-Endpoint = Callable[[web.BaseRequest, dict[str, str]], Awaitable[web.StreamResponse]]
+Endpoint = Callable[[BaseRequest, dict[str, str]], Awaitable[StreamResponse]]
 
 
 def bind(route: Route, registry: Registry) -> Endpoint:
@@ -71,7 +73,7 @@ def bind(route: Route, registry: Registry) -> Endpoint:
     by_path = hints.keys() & set(re.findall(r"{(\w+)}", route.path))
     responds = is_response(hints["return"])
 
-    async def endpoint(request: web.BaseRequest, path: dict[str, str]) -> web.StreamResponse:
+    async def endpoint(request: BaseRequest, path: dict[str, str]) -> StreamResponse:
         # Clients rely on the order in which errors are found: query, body, workspace, operation.
         arguments: dict[str, object] = {}
         for name in by_path:
@@ -91,13 +93,13 @@ def bind(route: Route, registry: Registry) -> Endpoint:
         if responds:
             return value
         if value is None or isinstance(value, HeadersOnly):
-            return web.Response(status=route.status, headers=value)
+            return Response(status=route.status, headers=value)
         return answer(value, status=route.status)
 
     return endpoint
 
 
-async def read_body(request: web.BaseRequest, bytes_max: int) -> bytes:
+async def read_body(request: BaseRequest, bytes_max: int) -> bytes:
     if (request.content_length or 0) > bytes_max:
         raise TooLarge(f"the body may have at most {bytes_max} bytes")
     expects = request.headers.get("Expect", "").lower() == "100-continue"
@@ -116,7 +118,7 @@ async def read_body(request: web.BaseRequest, bytes_max: int) -> bytes:
     return bytes(body)
 
 
-def parse_query(request: web.BaseRequest, kind: type[T]) -> T:
+def parse_query(request: BaseRequest, kind: type[T]) -> T:
     """Parse the query into its type. The first value of a repeated name counts, as in Go."""
     query = request.query
     try:
@@ -162,7 +164,7 @@ class Api:
         if route.method == "GET":
             node.methods["HEAD"] = endpoint
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: BaseRequest) -> StreamResponse:
         try:
             connection = request.protocol
             assert isinstance(connection, HttpConnection), "created by Connections"

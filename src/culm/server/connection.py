@@ -16,8 +16,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
-from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
+from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import StreamResponse
+from aiohttp.web_server import Server
 
 from culm.errors import AppError, HeadTooLarge, InvalidRequest
 from culm.server.listen import BACKLOG, Listener, UnixAddress
@@ -36,7 +39,7 @@ STALL_S = 60.0  # A client that reads nothing of its response for this long is d
 ANSWER_BYTES_WATCHED = 64 << 10  # A transport buffers so much without waiting for its reader.
 
 
-class HttpConnection(web.RequestHandler):
+class HttpConnection(RequestHandler):
     """A connection, created by `Connections`."""
 
     __slots__ = ("_head_timer", "_idle_bytes", "_seen_bytes", "is_unix", "peer_uid")
@@ -68,7 +71,7 @@ class HttpConnection(web.RequestHandler):
             if self._idle_bytes > HEAD_BYTES_MAX:
                 self._turn_away()
 
-    def check_head(self, request: web.BaseRequest) -> None:
+    def check_head(self, request: BaseRequest) -> None:
         """Check the headers of each request before it is handled; raises `HeadTooLarge`."""
         self._stop_clock()
         seen = self._seen_bytes
@@ -94,8 +97,8 @@ class HttpConnection(web.RequestHandler):
         self.force_close()
 
     async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
+        self, request: BaseRequest, resp: StreamResponse, start_time: float | None
+    ) -> tuple[StreamResponse, bool]:
         if self.transport is not None and (resp.content_length or 0) > ANSWER_BYTES_WATCHED:
             loop = asyncio.get_running_loop()
             loop.call_later(STALL_S, _abort_stalled, self.transport, math.inf)
@@ -103,11 +106,11 @@ class HttpConnection(web.RequestHandler):
 
     def handle_error(
         self,
-        request: web.BaseRequest,
+        request: BaseRequest,
         status: int = 500,
         exc: BaseException | None = None,
         message: str | None = None,
-    ) -> web.StreamResponse:
+    ) -> StreamResponse:
         """Answer invalid HTTP with a JSON error, without a stack trace in the log."""
         if status != HTTPStatus.BAD_REQUEST:
             return super().handle_error(request, status, exc, message)
@@ -121,7 +124,7 @@ class HttpConnection(web.RequestHandler):
         return response
 
 
-class Connections(web.Server):
+class Connections(Server):
     """Creates a `HttpConnection` for each client that connects."""
 
     def __call__(self) -> HttpConnection:
@@ -140,7 +143,7 @@ class Connections(web.Server):
 
 @asynccontextmanager
 async def open_http(
-    handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+    handler: Callable[[BaseRequest], Awaitable[StreamResponse]],
     listeners: Sequence[Listener],
     tls: ssl.SSLContext | None,
 ) -> AsyncGenerator[None]:
@@ -183,7 +186,7 @@ async def open_http(
         await connections.shutdown(SHUTDOWN_TIMEOUT_S)
 
 
-def _head_size(request: web.BaseRequest) -> int:
+def _head_size(request: BaseRequest) -> int:
     fields = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
     return fields + len(request.method) + len(request.raw_path) + len(" HTTP/1.1\r\n\r\n")
 

@@ -11,7 +11,7 @@ from inspect import cleandoc
 from typing import Any, cast, get_args, get_origin
 
 import msgspec
-from aiohttp import web
+from aiohttp.web_response import Response
 
 from culm import __version__
 from culm.server.api import HeadersOnly, Route, is_response
@@ -130,7 +130,7 @@ def _answer(route: Route, kind: Any, schemas: Schemas) -> dict[str, Json]:  # no
     if kind is None:
         return {"description": f"{phrase}, with an empty body."}
     if is_response(kind):
-        media = "text/html" if kind is web.Response else "text/event-stream"
+        media = "text/html" if kind is Response else "text/event-stream"
         return {"description": "Text.", "content": {media: {"schema": {"type": "string"}}}}
     return {"description": phrase, "content": _content(kind, schemas)}
 

@@ -3,7 +3,9 @@
 import errno
 import logging
 
-from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import Response, StreamResponse
 
 from culm.errors import (
     AppError,
@@ -29,7 +31,7 @@ class MethodNotAllowed(Exception):
         self.allowed = allowed
 
 
-def answer_to(exc: Exception, request: web.BaseRequest) -> web.StreamResponse:
+def answer_to(exc: Exception, request: BaseRequest) -> StreamResponse:
     """The response to a failed request; raises the exception again if no response is possible."""
     if isinstance(exc, ConnectionError):
         raise exc  # The client has disconnected.
@@ -43,18 +45,18 @@ def answer_to(exc: Exception, request: web.BaseRequest) -> web.StreamResponse:
         case AppError():
             return problem(exc)
         case RouteNotFound():
-            return web.Response(status=404, text="404 page not found\n")
+            return Response(status=404, text="404 page not found\n")
         case MethodNotAllowed():
             allow = {"Allow": ", ".join(exc.allowed)}
-            return web.Response(status=405, text="Method Not Allowed\n", headers=allow)
-        case web.RequestPayloadError():
+            return Response(status=405, text="Method Not Allowed\n", headers=allow)
+        case RequestPayloadError():
             return problem(InvalidRequest("the body is not valid HTTP/1.1"))
         case _:
             log.error("%s %s failed", request.method, request.path, exc_info=exc)
             return answer(Problem("internal server error", "internal"), status=500)
 
 
-def problem(exc: AppError) -> web.Response:
+def problem(exc: AppError) -> Response:
     if exc.status in (500, 503):  # Not 501, which only means that a feature does not exist.
         log.error("%s: %s", exc.code, exc.message)
     response = answer(Problem(exc.message, exc.code, exc.hint), status=exc.status)
@@ -65,5 +67,5 @@ def problem(exc: AppError) -> web.Response:
     return response
 
 
-def answer(value: object, *, status: int = 200) -> web.Response:
-    return web.Response(body=encode(value) + b"\n", status=status, content_type="application/json")
+def answer(value: object, *, status: int = 200) -> Response:
+    return Response(body=encode(value) + b"\n", status=status, content_type="application/json")

@@ -71,8 +71,9 @@ class Toolbox:
         self._tasks = services.tasks
         self._store = services.store
         self._messages = services.messages
-        self._built_in = server.make_tools(self.context, self._jobs)
+        self._make_tools = server.make_tools
         self._make_agent_tools = make_agent_tools
+        self._built_in: Mapping[str, Tool] | None = None  # Made at their first use.
         self._made_for: ToolConfig | None = None  # Cached, as a turn reads the tools several times.
         self._tools: Mapping[str, Tool] = {}
 
@@ -87,6 +88,8 @@ class Toolbox:
     def _all_tools(self) -> Mapping[str, Tool]:
         tooling = self._configuration.tooling
         if tooling is not self._made_for:
+            if self._built_in is None:
+                self._built_in = self._make_tools(self.context, self._jobs)
             built_in = {**self._make_agent_tools(tooling), **self._built_in}
             own = own_tools(self.context, tooling.own_tools, built_in)
             self._made_for, self._tools = tooling, {**built_in, **own}

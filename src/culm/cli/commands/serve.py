@@ -1,6 +1,7 @@
 """`culm serve`: run a server in this process: the event loop, the signals, the output."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -174,6 +175,7 @@ async def _serve(options: ServeOptions) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, partial(_on_signal, number, stop, signals))
     async with open_server(options, LoopClock(), Ids(), stop.set) as server:
+        gc.freeze()  # What exists now stays, so no collection has to look at it.
         log.info("culm %s, data in %s", __version__, options.data_dir)
         for address in server.addresses:
             # Scripts wait for this line, so it must not stay in a buffer.

@@ -35,8 +35,11 @@ from aiohttp import (
     TCPConnector,
     WSMsgType,
     WSServerHandshakeError,
-    web,
 )
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import Response, StreamResponse
+from aiohttp.web_server import Server
+from aiohttp.web_ws import WebSocketResponse
 
 from culm.errors import InvalidRequest, ListenFailed
 from culm.fleet.protocol.frames import MESSAGE_BYTES_MAX
@@ -83,7 +86,7 @@ class WebSocketLink:
 
     def __init__(
         self,
-        ws: web.WebSocketResponse[bool] | ClientWebSocketResponse[bool],
+        ws: WebSocketResponse[bool] | ClientWebSocketResponse[bool],
         transport: asyncio.Transport,
         on_closed: Callable[[], None],
     ) -> None:
@@ -238,7 +241,7 @@ class WebSocketListener:
     def _count_out(self) -> None:
         self._waiting -= 1
 
-    async def on_request(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def on_request(self, request: BaseRequest) -> StreamResponse:
         """Upgrade one connection, then wait until the accepting task has closed it."""
         if not is_authorized(request.headers.getall("Authorization", []), self._token):
             return _refusal(401, {"WWW-Authenticate": "Bearer"})
@@ -247,7 +250,7 @@ class WebSocketListener:
         if self._waiting >= WAITING_MAX:
             return _refusal(503)
         transport = request.transport
-        ws = web.WebSocketResponse[Literal[False]](
+        ws = WebSocketResponse[Literal[False]](
             autoping=False, compress=False, max_msg_size=_MESSAGE_BOUND, decode_text=False
         )
         if transport is None or not ws.can_prepare(request):
@@ -274,8 +277,8 @@ class WebSocketListener:
                 group.create_task(link.close(), name="fleet link close")
 
 
-def _refusal(status: int, headers: dict[str, str] | None = None) -> web.Response:
-    response = web.Response(status=status, headers=headers)
+def _refusal(status: int, headers: dict[str, str] | None = None) -> Response:
+    response = Response(status=status, headers=headers)
     response.force_close()
     return response
 
@@ -306,7 +309,7 @@ async def listen_websocket(
     shown = f"[{host}]" if ":" in host else host
     scheme = "ws" if tls is None else "wss"
     listener = WebSocketListener(f"{scheme}://{shown}:{sock.getsockname()[1]}", token)
-    http = web.Server(
+    http = Server(
         listener.on_request,
         access_log=None,
         keepalive_timeout=HANDSHAKE_S,  # Also the time limit for the first head.

@@ -3,7 +3,7 @@
 import platform
 import sys
 
-from aiohttp import web
+from aiohttp.web_response import Response
 
 from culm import __version__
 from culm.errors import InvalidRequest, ServerInUse
@@ -66,12 +66,12 @@ async def get_openapi() -> dict[str, Json]:
     return document()
 
 
-async def get_page() -> web.Response:
+async def get_page() -> Response:
     """Show this document as a self-contained HTML page."""
     from culm.server.openapi import CONTENT_POLICY, document, render_page
 
     headers = {"Content-Security-Policy": CONTENT_POLICY}
-    return web.Response(text=render_page(document()), content_type="text/html", headers=headers)
+    return Response(text=render_page(document()), content_type="text/html", headers=headers)
 
 
 ROUTES = [

@@ -1,7 +1,8 @@
 """Workspaces: opening, state, events, presence of clients, processes, usage, project setup."""
 
-from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import StreamResponse
 
 from culm import __version__
 from culm.errors import InvalidRequest
@@ -53,7 +54,7 @@ async def select_session(
     workspace.lifetime.select(query.client, body.session_id)
 
 
-class EventResponse(web.StreamResponse):
+class EventResponse(StreamResponse):
     """A response that ends with its connection: no length, no chunks.
 
     A truncated chunked body makes Crush clients hang for ever; a closed connection makes them
@@ -78,7 +79,7 @@ class EventResponse(web.StreamResponse):
 
 
 async def stream_events(
-    request: web.BaseRequest, workspace: LiveWorkspace, query: EventsQuery
+    request: BaseRequest, workspace: LiveWorkspace, query: EventsQuery
 ) -> EventResponse:
     """Stream the events of a workspace, from now on or from a cursor."""
     filter_ = _filter(query)

@@ -5,7 +5,6 @@ stamp would overwrite contents that the model has never seen.
 """
 
 import asyncio
-import difflib
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -77,6 +76,8 @@ def _similar(access: FileAccess, missing: MissingPath, stop: StopFlag) -> str:
         with access.paths.open_real(missing.within) as opened:
             entries, _ = list_directory(opened.descriptor, opened.parts, stop.is_set)
             names = {entry.name.casefold(): entry.parts for entry in entries[:NAMES_COMPARED_MAX]}
+            import difflib  # Only a misspelled name needs it.
+
             close = difflib.get_close_matches(missing.name.casefold(), names, SIMILAR_MAX)
             if not close:
                 return ""
