@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from culm.events.hub import HEARTBEAT_S, STALL_BEATS, Hub, TransientEvent
-from culm.events.views import Filter
+from culm.events.views import Filter, View
 from culm.ids import Epoch, MessageId, SessionId
 from culm.wire.events import MessageDelta
 from tests.support import FakeClock, contract
@@ -56,8 +56,8 @@ def make_hub(clock: FakeClock, buffer_bytes_max: int = 1000) -> Hub:
     return Hub(Epoch("e"), 0, clock, NoState(), streams_max=9, buffer_bytes_max=buffer_bytes_max)
 
 
-def join(hub: Hub, peer: Peer) -> None:
-    assert hub.go_live(hub.join(peer, "delta", Filter()))
+def join(hub: Hub, peer: Peer, view: View = "delta") -> None:
+    assert hub.go_live(hub.join(peer, view, Filter()))
 
 
 @contract("INV-18", "INV-66")
@@ -99,3 +99,18 @@ async def test_event_that_cannot_be_encoded_does_not_suppress_the_others() -> No
     hub.publish_transient(TransientEvent("store_health", "", b"3"))
     await asyncio.sleep(0)
     assert peer.given.count(b"store_health") == 2
+
+
+async def test_only_a_stream_of_the_crush_view_makes_text_set_a_timer() -> None:
+    clock = FakeClock()
+    hub = make_hub(clock)
+    delta = MessageDelta(MessageId("m"), SessionId("s"), 1, 0, "text", 0, "a")
+    join(hub, Peer())
+    before = clock.armed()
+    hub.publish_delta(delta)
+    hub.flush()
+    assert clock.armed() == before
+    join(hub, Peer(), "crush")
+    hub.publish_delta(delta)
+    hub.flush()
+    assert clock.armed() == before + 1

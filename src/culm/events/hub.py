@@ -139,6 +139,7 @@ class Hub:
         self._buffer_bytes_max = buffer_bytes_max
         self._subscribers: dict[Subscriber, None] = {}
         self._feeds: _Feeds = {}
+        self._has_crush_feed = False
         self._batch: list[StoredEvent | MessageDelta | TransientEvent] = []
         self._flushing: asyncio.Handle | None = None  # The scheduled flush ...
         self._lingering = False  # ... and True if it waits for more text.
@@ -177,9 +178,10 @@ class Hub:
         self._merge[key] = delta
         self._batch.append(delta)
         self._flush_in(self._flushed_s + DELTA_LINGER_S - self._loop.time())
-        self._grown.add(delta.message_id)
-        if self._grown_timer is None:
-            self._grown_timer = self._clock.call_later(COALESCE_S, self._publish_growth)
+        if self._has_crush_feed:
+            self._grown.add(delta.message_id)
+            if self._grown_timer is None:
+                self._grown_timer = self._clock.call_later(COALESCE_S, self._publish_growth)
 
     def flush(self) -> None:
         """Write the batch to every transport now."""
@@ -273,7 +275,7 @@ class Hub:
         """Send grown messages to the Crush view, which has no deltas: whole, once per interval."""
         self._grown_timer = None
         grown, self._grown = self._grown, set()
-        if not any(view == "crush" for view, _ in self._feeds):
+        if not self._has_crush_feed:
             return
         self.flush()
         for message_id in grown:
@@ -327,6 +329,7 @@ class Hub:
         subscriber.live = True
         subscriber.wake.clear()
         self._feeds.setdefault((subscriber.view, subscriber.filter), {})[subscriber] = None
+        self._on_feeds()
         return True
 
     def leave(self, subscriber: Subscriber) -> None:
@@ -376,9 +379,13 @@ class Hub:
         del self._feeds[key][subscriber]
         if not self._feeds[key]:
             del self._feeds[key]
+        self._on_feeds()
+
+    def _on_feeds(self) -> None:
+        self._has_crush_feed = any(view == "crush" for view, _ in self._feeds)
 
 
 def _join_frames(frames: list[Frame], filter_: Filter) -> bytes:
-    if filter_.passes_all:
-        return b"".join([frame.data for frame in frames])
-    return b"".join([f.data for f in frames if filter_.passes(f.type, f.session_id)])
+    if not filter_.passes_all:
+        frames = [frame for frame in frames if filter_.passes(frame.type, frame.session_id)]
+    return frames[0].data if len(frames) == 1 else b"".join([frame.data for frame in frames])
