@@ -41,6 +41,7 @@ SETTINGS = {
     "clients_max": 2000,  # 1,000 streams of one client each, and the client that keeps it open.
     "detach_grace_s": 1.0,  # Disconnected clients are dropped while we wait.
     "linger_s": 600.0,
+    "prepare_workers_s": 0.0,  # Nothing else uses the processor.
 }
 
 

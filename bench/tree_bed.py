@@ -32,8 +32,11 @@ from culm.wire.codec import Json
 
 WAIT_S = 240.0  # For one tree, on a busy machine.
 POLL_S = 0.5
-# No limits on the width of a tree, and all children of an agent work at once.
-SETTINGS = '"agents_at_once": 1000, "agents_children_max": 1000, "run_steps_max": 100'
+# No limits on the width of a tree; all children of an agent work at once; the first call is cold.
+SETTINGS = (
+    '"agents_at_once": 1000, "agents_children_max": 1000, "run_steps_max": 100, '
+    '"prepare_workers_s": 0'
+)
 NOTES = "notes.txt"
 OFFLINE: dict[str, Json] = {"prompt": f"read {NOTES}", "model": "offline/offline"}
 LEAF = "Say something."

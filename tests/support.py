@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from culm.clock import Clock, LoopClock
@@ -107,7 +108,10 @@ def serve_options(
     settings: Settings | None = None,
     config: Mapping[str, object] | None = None,
 ) -> ServeOptions:
-    """Options of a server with all files in `folder`; `config` becomes the user's file."""
+    """Options of a server with all files in `folder`; `config` becomes the user's file.
+
+    It starts no process that no test has asked for.
+    """
     file = folder / "culm.json"
     if config is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +119,7 @@ def serve_options(
     return ServeOptions(
         data_dir=folder / "data",
         hosts=hosts,
-        settings=settings or Settings(),
+        settings=msgspec.structs.replace(settings or Settings(), prepare_workers_s=0.0),
         config_file=file,
     )
 

@@ -135,7 +135,7 @@ async def open_server(
             )
             async with (
                 open_registry(
-                    _opener(options, user, services),
+                    _opener(options, user, services, local.warm_nowait),
                     options.data_dir,
                     options.settings,
                     clock,
@@ -229,7 +229,12 @@ async def _resume(registry: Registry, data_dir: Path, clock: Clock) -> None:
             log.error("cannot resume the runs of %s: %s", known.path, str(exc) or "time-out")
 
 
-def _opener(options: ServeOptions, user: DocumentFile, services: ServerServices) -> OpenWorkspace:
+def _opener(
+    options: ServeOptions,
+    user: DocumentFile,
+    services: ServerServices,
+    prepare_workers: Callable[[], None],
+) -> OpenWorkspace:
     clock, ids = services.clock, services.ids
     servers, trusted = LocalServers(clock), TrustedFiles(options.data_dir)
     good: dict[Path, ReadSource] = {}  # The last valid version of the user's file.
@@ -263,7 +268,10 @@ def _opener(options: ServeOptions, user: DocumentFile, services: ServerServices)
         ):
             async with remembering:
                 await asyncio.to_thread(_remember, options.data_dir, about)
-            with _called_after(clock, IMPORT_TOOLS_S, _import_tools_nowait):
+            with (
+                _called_after(clock, IMPORT_TOOLS_S, _import_tools_nowait),
+                _called_after(clock, options.settings.prepare_workers_s, prepare_workers),
+            ):
                 yield workspace
 
     return open_one

@@ -76,6 +76,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     agents_at_once: Annotated[
         Count, Meta(description="Maximum agents of one tree that work at once; the others wait.")
     ] = 50  # Each takes some 5 MB.
+    prepare_workers_s: Annotated[
+        Seconds,
+        Meta(
+            description="Time after a workspace was opened at which the process is started that "
+            "makes workers start fast; 0 means that the first agent starts it."
+        ),
+    ] = 1.0  # The first requests need the processor.
     away_s_max: Annotated[
         Seconds,
         Meta(description="Maximum time without a server after which accepted runs still resume."),

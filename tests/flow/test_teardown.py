@@ -1,14 +1,17 @@
 """Teardown of a workspace: requests meanwhile, its time limit, and reopening."""
 
 import asyncio
+import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from culm.assemble import open_server
 from culm.client.http import RequestRefused
 from culm.client.workspace import RemoteWorkspace
-from culm.ids import SessionId
+from culm.ids import Ids, SessionId
 from culm.settings import Settings
 from culm.wire.messages import Finish, FinishPart, Text, TextPart
 from tests.flow.conftest import FlowServer, open_flow
@@ -22,7 +25,8 @@ from tests.flow.drive import (
     status_of,
     until,
 )
-from tests.support import WAIT_S, contract
+from tests.live.fleet_harness import find_processes
+from tests.support import WAIT_S, FakeClock, contract, serve_options
 
 
 async def opened(flow: FlowServer, name: str = "project") -> RemoteWorkspace:
@@ -245,6 +249,29 @@ async def test_closed_workspace_leaves_no_timer(flow: FlowServer) -> None:
         await events.end()
     # Those of the server stay: its linger and the sweep of its fleet.
     await until(lambda: flow.clock.armed() == 2)
+
+
+async def test_workspace_that_closes_early_prepares_no_workers(tmp_path: Path) -> None:
+    clock, options = FakeClock(), serve_options(tmp_path, "tcp://127.0.0.1:0")
+    options = replace(options, settings=Settings(prepare_workers_s=5.0))
+    async with open_server(options, clock, Ids(), lambda: None) as server:
+        flow = FlowServer(server, clock, tmp_path)
+        async with asyncio.timeout(WAIT_S):
+            early = await opened(flow)
+            await early.release()
+            await until(lambda: not is_locked(data(flow)))
+            clock.advance(5)
+            await flow.run_ready()
+            assert zygotes() == []
+            await opened(flow)
+            clock.advance(5)
+            await until(lambda: zygotes() != [])
+            await flow.aclose()
+    assert zygotes() == []
+
+
+def zygotes() -> list[int]:
+    return find_processes(os.getpid()).pids("zygote", "supervisor")
 
 
 @contract("EXC-19")

@@ -13,6 +13,7 @@ import pytest
 
 from culm.cli.terminal.process import ECHO_S
 from culm.client.follower import open_mirror
+from tests.live.fleet_harness import find_processes, until
 from tests.live.harness import (
     find_database,
     make_directory,
@@ -262,3 +263,14 @@ async def test_help_imports_neither_aiohttp_nor_uvloop(folder: Path, args: tuple
     assert ended.status == 0
     assert "culm.cli.main" in imported
     assert not imported & {"aiohttp", "uvloop", "sqlite3"}
+
+
+async def test_workers_are_prepared_before_the_first_agent(folder: Path) -> None:
+    async with open_process_server(folder, "--host", f"unix://{folder}/s") as server:
+        async with open_client_of(server) as client:
+            await client.open_workspace(make_directory(folder))
+            pid = server.process.pid
+            await until(lambda: bool(find_processes(pid).pids("zygote")), lambda: pid)
+        processes = find_processes(pid)
+        await server.end()
+    assert processes.alive() == []

@@ -90,9 +90,11 @@ async def assert_back_at(server: ProcessServer, start: Load) -> None:
 
 @asynccontextmanager
 async def open_served(folder: Path) -> AsyncGenerator[tuple[ProcessServer, Client]]:
-    """A server with both kinds of socket."""
-    hosts = ("--host", f"unix://{folder}/s", "--host", "tcp://127.0.0.1:0")
-    async with open_process_server(folder, *hosts) as server, open_client_of(server) as client:
+    """A server with both kinds of socket, whose descriptors change only by its clients."""
+    config = folder / "culm.json"
+    config.write_text('{"prepare_workers_s": 0}')
+    args = ("--host", f"unix://{folder}/s", "--host", "tcp://127.0.0.1:0", "--config", str(config))
+    async with open_process_server(folder, *args) as server, open_client_of(server) as client:
         yield server, client
 
 
