@@ -28,7 +28,7 @@ class Observer(SimClient):
         super().__init__(server, ids)
         self.runs: dict[RunId, RunChanged] = {}
         self.queues: dict[SessionId, QueueChanged] = {}
-        self.completed: list[str] = []
+        self.completed: list[RunComplete] = []
         self.away_s = 0.0  # The delay before its next reconnect.
         self.interactive = False  # A person who could answer is present.
 
@@ -58,7 +58,7 @@ class Observer(SimClient):
                 queue = event.read(QueueChanged)
                 self.queues[queue.session_id] = queue
             case "run_complete":
-                self.completed.append(event.read(RunComplete).run_id)
+                self.completed.append(event.read(RunComplete))
             case _:
                 pass
 

@@ -45,7 +45,9 @@ def queues_go_in_order(final: Final) -> None:
             queues[event.session_id] = event.queue
         if event.changed is not None:
             state = event.changed.state
-            if state == "active" and states[event.run_id] == "queued":
+            # The log of a deleted session does not contain its prompts.
+            is_kept = event.session_id not in final.world.deleted
+            if state == "active" and states[event.run_id] == "queued" and is_kept:
                 first = queues[event.session_id][:1]
                 assert first == [event.run_id], f"{event.run_id} before {first}"
             states[event.run_id] = state

@@ -169,9 +169,9 @@ def end_does_not_wait_for_pending_writes(patch: pytest.MonkeyPatch) -> None:
 def end_is_not_published(patch: pytest.MonkeyPatch) -> None:
     publish = store_runs._publish  # pyright: ignore[reportPrivateUsage]
 
-    def silent(tx: Tx, type_: str, *about: Any) -> None:  # noqa: ANN401
+    def silent(tx: Tx, type_: str, *about: Any, **rest: Any) -> None:  # noqa: ANN401
         if type_ != "run_complete":
-            publish(tx, type_, *about)
+            publish(tx, type_, *about, **rest)
 
     patch.setattr(store_runs, "_publish", silent)
 

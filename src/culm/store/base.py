@@ -50,6 +50,7 @@ class Tx(Struct):
     now: int  # Unix seconds, one value for the whole unit.
     seq: int  # The last event number in use.
     events: list[StoredEvent] = field(default_factory=list[StoredEvent])
+    erases: bool = False  # Deleted text must not stay in the files.
     # Rows of the event log, inserted together at the end of the group.
     rows: list[tuple[int, str, str, str, str, str | None, int]] = field(
         default_factory=list[tuple[int, str, str, str, str, str | None, int]]
@@ -67,12 +68,21 @@ class Tx(Struct):
         payload: bytes,
         *,
         in_table: bool = False,
+        logged: bytes | None = None,
     ) -> None:
-        """Number an event. The log stores its payload, unless a table has it."""
+        """Number an event. The log stores its payload, unless a table has it.
+
+        If a table has a part of the payload, `logged` is the rest.
+        """
         self.seq += 1
-        fields = None if in_table else payload.decode()
+        fields = None if in_table else (logged or payload).decode()
         self.rows.append((self.seq, type_, op, session_id, entity_id, fields, self.now))
         self.events.append(StoredEvent(self.seq, type_, op, session_id, entity_id, payload))
+
+    def add_rows(self) -> None:
+        """Insert the rows of the event log. Before the end of the group only to change them."""
+        self.connection.executemany(QUERIES["add_event"], self.rows)
+        self.rows.clear()
 
 
 Unit = Callable[[Tx], object]
@@ -130,47 +140,54 @@ class Database(Protocol):
         ...
 
 
-def run_group(connection: Connection, jobs: list[WriteJob], now: int) -> None:
+def run_group(connection: Connection, jobs: list[WriteJob], now: int) -> bool:
     """Commit `jobs` in one transaction and set the result or the error of each.
+
+    Returns True if text was deleted, whose traces should be erased from the files.
 
     A job that fails before it has written anything fails alone. After a failure of one that has
     written, the transaction is rolled back and every job is repeated in a transaction of its own,
     so that no job fails because of another.
     """
     try:
-        _run_together(connection, jobs, now)
+        return _run_together(connection, jobs, now)
     except _Spoilt:
-        if len(jobs) > 1:
-            for job in jobs:
-                job.error = None
-                run_group(connection, [job], now)
+        if len(jobs) == 1:
+            return False
+        erases = False
+        for job in jobs:
+            job.error = None
+            erases |= run_group(connection, [job], now)
+        return erases
     except sqlite3.Error as exc:
         log.error("commit failed: %s", exc)
         for job in jobs:
             job.fail(store_error(exc))
+        return False
 
 
 class _Spoilt(Exception):
     """A job failed after it had written, so the transaction must be rolled back."""
 
 
-def _run_together(connection: Connection, jobs: list[WriteJob], now: int) -> None:
+def _run_together(connection: Connection, jobs: list[WriteJob], now: int) -> bool:
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Read under the write lock: without our own lock another process may also write.
         tx = Tx(connection, now, last_seq(connection))
         for job in jobs:
             _run_job(job, tx)
-        _add_events(connection, jobs, tx)
+        _add_events(jobs, tx)
         connection.execute("COMMIT")
+        return tx.erases
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
 
 
-def _add_events(connection: Connection, jobs: list[WriteJob], tx: Tx) -> None:
+def _add_events(jobs: list[WriteJob], tx: Tx) -> None:
     try:
-        connection.executemany(QUERIES["add_event"], tx.rows)
+        tx.add_rows()
     except Exception as exc:  # boundary: running each job alone finds the one with the bad row
         if _is_file_error(exc):
             raise

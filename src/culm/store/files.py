@@ -5,6 +5,7 @@ requires the lock of the data directory.
 """
 
 import logging
+import shutil
 import sqlite3
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
@@ -20,14 +21,13 @@ from culm.store.agents import agent_links, cut_agent, rebuild
 from culm.store.base import Connection, Tx, WriteJob, find_meta, run_group, store_error
 from culm.store.letters import unanswered_senders
 from culm.store.runs import count_unfinished
-from culm.store.sql import MIGRATIONS, migrate, schema_version
-from culm.store.writer import connect
+from culm.store.sql import MIGRATIONS, READABLE_FROM, migrate, schema_version
+from culm.store.writer import BUSY_S, connect
 from culm.wire.workspaces import StoreHealth
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-BUSY_S = 5.0  # A writer holds the file for one commit.
 STEPS = 1_000_000  # Virtual machine steps of SQLite; they take some hundredths of a second.
 PROBLEMS_MAX = 5  # The first ones are enough; a damaged file has thousands.
 _DERIVED = ("agents", "runs")  # The tables that `rebuild` works on.
@@ -45,8 +45,29 @@ def prepare_file(path: Path, epoch: Epoch, now: int) -> StoreHealth:
         migrate(connection, str(path))
         if find_meta(connection, "epoch") is None:
             connection.run("set_meta", "epoch", epoch)
+        _compact(connection, path)
     path.chmod(0o600)
     return health
+
+
+def _compact(connection: Connection, path: Path) -> None:
+    """Rewrite a file of an earlier version once, without the traces of deleted rows in it."""
+    if connection.execute("PRAGMA auto_vacuum").fetchone()[0]:
+        return
+    needed, free = 2 * path.stat().st_size, free_bytes(path.parent)
+    try:
+        if free < needed:
+            raise sqlite3.OperationalError(f"{needed:,} bytes are needed and {free:,} are free")
+        log.info("rewriting %s, %d bytes, without deleted text", path, needed // 2)
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("VACUUM")
+    except sqlite3.Error as exc:
+        # The file is as it was, and the next start tries again.
+        log.warning("cannot rewrite %s, which may contain deleted text: %s", path, exc)
+
+
+def free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
 
 
 def has_unfinished_runs(path: Path) -> bool:
@@ -136,7 +157,7 @@ def read_store(path: Path, query: Callable[[Connection], T]) -> T:
         found = schema_version(connection)
         if found > len(MIGRATIONS):
             raise SchemaTooNew(str(path), found, len(MIGRATIONS))
-        if found < len(MIGRATIONS):
+        if found < READABLE_FROM:
             raise Failed(
                 f"{path} was written by an older culm (schema {found} of {len(MIGRATIONS)})",
                 hint="open the project once: culm run, or any client",

@@ -182,6 +182,7 @@ def delete_message(tx: Tx, message_id: MessageId) -> None:
         raise MessageNotFound(message_id)
     tx.run("delete_parts", message_id)
     tx.run("delete_chunks", message_id)
+    tx.erases = True
     session = tx.run("one_message_less", tx.now, row[0]).fetchone()
     gone = GoneMessage(id=message_id, session_id=session["id"])
     tx.publish("message", "deleted", session["id"], message_id, encode(gone))

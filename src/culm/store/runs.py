@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeVar, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from culm.errors import RunIdReused, RunNotHeld, RunStarted, SessionNotFound
 from culm.ids import CancelId, LetterId, MessageId, RunId, SessionId
@@ -182,7 +183,8 @@ def _end_one(
     if event is not None and with_event:
         _publish(tx, "agent_event", "created", run, encode(event))
     complete = run_complete_of(ending, run.session_id, run_id, message_id, text)
-    _publish(tx, "run_complete", "updated", run, encode(complete))
+    without_text = encode(replace(complete, text=""))  # A replay reads it from the message.
+    _publish(tx, "run_complete", "updated", run, encode(complete), logged=without_text)
 
 
 @deferred
@@ -447,8 +449,10 @@ def usage_of(row: sqlite3.Row, kind: type[U]) -> U:
 # --- publishing
 
 
-def _publish(tx: Tx, type_: str, op: Op, run: Run, payload: bytes) -> None:
-    tx.publish(type_, op, run.session_id, run.id, payload)
+def _publish(
+    tx: Tx, type_: str, op: Op, run: Run, payload: bytes, logged: bytes | None = None
+) -> None:
+    tx.publish(type_, op, run.session_id, run.id, payload, logged=logged)
 
 
 def _publish_run(tx: Tx, row: sqlite3.Row | None, op: Op = "updated") -> Run:

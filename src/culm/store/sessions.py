@@ -47,7 +47,8 @@ def rename_session(tx: Tx, session_id: SessionId, title: str) -> Session:
 def delete_session(tx: Tx, session_id: SessionId) -> list[StoredAgent]:
     """Delete a session and those of all agents below it, with their messages, files and runs.
 
-    Only the deletions of the sessions and agents are published. Returns the deleted agents.
+    Only the deletions of the sessions and agents are published. Earlier events stay in the log
+    without their text. Returns the deleted agents.
     """
     _check_session(tx, session_id)
     gone = tree_of_session(tx, session_id)
@@ -59,6 +60,10 @@ def delete_session(tx: Tx, session_id: SessionId) -> list[StoredAgent]:
     if gone and gone[0].agent.session_id == session_id and gone[0].agent.parent_id:
         rebuild(tx)  # Subtract the deleted usage from the agents above.
         publish_agents(tx, gone[0].path[:-1])
+    tx.erases = True
+    tx.add_rows()
+    for one in (*below, session_id):
+        tx.run("strip_events_of_session", one)
     return gone
 
 

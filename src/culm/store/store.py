@@ -33,7 +33,9 @@ from culm.store.messages import find_message
 from culm.store.sessions import find_file, find_session
 from culm.store.text_tail import TextTail, open_text_tail
 from culm.store.writer import open_file_database
-from culm.wire.codec import encode
+from culm.wire.codec import decode, encode
+from culm.wire.messages import Part, full_text
+from culm.wire.runs import RunComplete
 from culm.wire.workspaces import StoreHealth
 
 T = TypeVar("T")
@@ -248,7 +250,8 @@ def replay(
 ) -> ReplayedEvents | None:
     """The events in (after, upto], or None if some of them are trimmed.
 
-    Each has the current state of its entity as payload; an event of a deleted row is skipped.
+    Each has the current state of its entity as payload; an event of a deleted row is skipped, or
+    has no text if it is logged with fields of its own.
     `wanted(type, session_id)` avoids reading payloads that a filter would drop.
     """
     if after < bounds(connection)[0]:
@@ -262,8 +265,10 @@ def replay(
             continue
         if size > PAGE_BYTES:
             return ReplayedEvents(events, seq - 1)
-        if fields is not None:
-            payload: bytes | None = fields.encode()
+        if type_ == "run_complete":
+            payload: bytes | None = _with_text(connection, fields)
+        elif fields is not None:
+            payload = fields.encode()
         else:
             key = (type_, entity_id)
             if key not in bodies:
@@ -274,6 +279,15 @@ def replay(
             events.append(StoredEvent(seq, type_, op, session_id, entity_id, payload))
             size += len(payload)
     return ReplayedEvents(events, rows[-1][0] if len(rows) == limit else upto)
+
+
+def _with_text(connection: Connection, fields: str) -> bytes:
+    """The end of a run with the text of its answer, unless that was deleted."""
+    complete = decode(fields, RunComplete)
+    answer = find_message(complete.message_id)(connection)
+    if answer is not None:
+        complete.text = full_text(decode(answer.parts, list[Part]))
+    return encode(complete)
 
 
 def bounds(connection: Connection) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,11 @@ CHECKPOINT_BYTES = 4 << 20
 # If the log keeps growing nevertheless, the writer stops for a checkpoint.
 WAL_BYTES_MAX = 64 << 20
 IDLE_S = 0.5  # A writer without work for this long is idle.
+# Between two steps of an erasure. It doubles while a reader of old pages holds the erasure up.
+ERASE_S = 0.02
+ERASE_S_MAX = 1.0
+ERASE_PAGES = 256  # Returned to the file system in one step, which delays other writes by some ms.
+BUSY_S = 5.0  # A commit waits for another process this long.
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -38,6 +44,7 @@ _PRAGMAS = (
     "journal_mode = WAL",
     "synchronous = FULL",
     "foreign_keys = ON",
+    "secure_delete = ON",  # Deleted rows are overwritten.
     "wal_autocheckpoint = 0",
     # After a reset the log is truncated, so that its size shows the need for a checkpoint.
     f"journal_size_limit = {CHECKPOINT_BYTES // 4}",
@@ -47,10 +54,13 @@ _PRAGMAS = (
 def connect(path: Path) -> Connection:
     # Each connection is used by one thread at a time; the readers share a pool.
     connection = sqlite3.connect(
-        path, 5.0, isolation_level=None, check_same_thread=False, factory=Connection
+        path, BUSY_S, isolation_level=None, check_same_thread=False, factory=Connection
     )
     connection.row_factory = sqlite3.Row
     try:
+        # Only for an empty file: in another one this statement writes.
+        if not connection.execute("PRAGMA page_count").fetchone()[0]:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
     except sqlite3.Error:
@@ -75,6 +85,9 @@ class FileDatabase:
         self._wal_grew = False
         self._checkpointing = False
         self._checkpoint_at = CHECKPOINT_BYTES
+        self._erasing: tuple[Callable[[], bool], ...] = ()  # The steps that are left.
+        self._erase_s = ERASE_S
+        self._erase_at = 0.0
         self._writer = writer
         self._written = asyncio.Event()
         self._thread = threading.Thread(target=self._write, name="culm-write", daemon=True)
@@ -152,7 +165,9 @@ class FileDatabase:
         group: list[WriteJob] = []
         try:
             while group := self._take():
-                run_group(self._writer, group, int(self._clock.now_s()))
+                if run_group(self._writer, group, int(self._clock.now_s())):
+                    # The log first: it has the old pages. Returning free pages fills it again.
+                    self._erasing = (self._truncate_wal, self._return_pages, self._truncate_wal)
                 wal_bytes = self._wal_size()
                 if wal_bytes is None:
                     # The commit went to files that are gone, so it is not durable.
@@ -162,6 +177,7 @@ class FileDatabase:
                 group = []
                 self._wal_grew = True
                 self._limit_wal(wal_bytes or 0)
+                self._erase()
         except Exception:  # boundary: nobody may wait for a write of a dead thread
             log.exception("the writer of %s ended", self._path)
             for job in group:
@@ -186,13 +202,16 @@ class FileDatabase:
         return group
 
     def _next(self) -> WriteJob | None:
-        """The next job. While idle, the log is checkpointed."""
-        if self._wal_grew:
+        """The next job. While idle, deleted text is erased and the log is checkpointed."""
+        while self._wal_grew or self._erasing:
             try:
-                return self._jobs.get(timeout=IDLE_S)
+                return self._jobs.get(timeout=self._erase_s if self._erasing else IDLE_S)
             except Empty:
-                self._wal_grew = False
-                self._limit_wal(self._wal_size() or 0, idle=True)
+                if self._erasing:
+                    self._erase()
+                else:
+                    self._wal_grew = False
+                    self._limit_wal(self._wal_size() or 0, idle=True)
         return self._jobs.get()
 
     def _wal_size(self) -> int | None:
@@ -205,6 +224,40 @@ class FileDatabase:
         except OSError as exc:
             log.error("cannot stat %s: %s", self._path, exc)
             return 0
+
+    def _erase(self) -> None:
+        """Take the next step of an erasure, if one is due."""
+        now_s = time.monotonic()  # noqa: TID251 - a thread without a loop
+        if not self._erasing or now_s < self._erase_at or self._closing:
+            return
+        try:
+            is_done = self._erasing[0]()
+        except sqlite3.Error as exc:
+            log.error("cannot erase deleted rows of %s: %s", self._path, exc)
+            is_done = True  # The next deletion or the next start does it.
+        if is_done:
+            self._erasing = self._erasing[1:]
+            self._erase_s = ERASE_S
+        self._erase_at = now_s + self._erase_s
+
+    def _truncate_wal(self) -> bool:
+        """Move the log into the file and empty it; False while somebody reads old pages."""
+        self._writer.execute("PRAGMA busy_timeout = 0")
+        try:
+            busy: int = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        finally:
+            self._writer.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
+        if busy:
+            self._erase_s = min(2 * self._erase_s, ERASE_S_MAX)
+        return not busy
+
+    def _return_pages(self) -> bool:
+        """Return some free pages to the file system; True when none can be returned."""
+        before: int = self._writer.execute("PRAGMA freelist_count").fetchone()[0]
+        # It returns a row without columns for each page, and `execute` takes only the first.
+        self._writer.executescript(f"PRAGMA incremental_vacuum({ERASE_PAGES})")
+        left: int = self._writer.execute("PRAGMA freelist_count").fetchone()[0]
+        return left in (0, before)
 
     def _limit_wal(self, size: int, *, idle: bool = False) -> None:
         if size > WAL_BYTES_MAX:

@@ -27,7 +27,7 @@ from culm.tools.process.environment import (
     why_git_asks,
 )
 from culm.tools.process.jobs import RUNNING_MAX, BackgroundJob, BackgroundJobs
-from culm.tools.process.output import CommandOutput, make_room
+from culm.tools.process.output import CommandOutput, make_room, name_output
 from culm.tools.process.running import (
     COMMAND_BYTES_MAX,
     CommandRequest,
@@ -167,7 +167,7 @@ class BashTool(Struct, frozen=True):
         if planned.arguments.run_in_background and not self.jobs.has_room():
             return _no_room()
         started_s = self.context.clock.now_s()
-        output = CommandOutput(self._overflow)
+        output = CommandOutput(lambda: self._overflow(planned.call.session_id))
         live = LiveOutput(watch, self.context.clock)
         try:
             running = await start(
@@ -190,9 +190,9 @@ class BashTool(Struct, frozen=True):
             env = unasked_env(env, self.context.paths.root)
         return CommandRequest(planned.arguments.command, planned.cwd, env, owner)
 
-    def _overflow(self) -> Path:
+    def _overflow(self, session_id: str) -> Path:
         make_room(self.context.outputs)
-        return self.context.outputs / f"{self.context.ids.file()}.txt"
+        return name_output(self.context.outputs, session_id, self.context.ids.file())
 
 
 class _Waiting(Struct, frozen=True):

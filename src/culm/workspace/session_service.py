@@ -69,10 +69,11 @@ class SessionService:
             raise SessionBusy
 
         def deleted(agents: list[StoredAgent]) -> None:
-            for one in {session_id, *(stored.agent.session_id for stored in agents)}:
+            gone = {session_id, *(stored.agent.session_id for stored in agents)}
+            for one in gone:
                 self._messages.forget_session(one)
                 self._runs.forget_session(one)
-                self._toolbox.forget_session(one)
+            self._toolbox.forget_sessions(gone)
 
         write = self._store.write(delete_session(session_id), deleted)
         agents = await asyncio.shield(write)

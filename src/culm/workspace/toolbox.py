@@ -6,7 +6,7 @@ Owns the state that tools share within a workspace, and ends every process start
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from culm.config.layers import ToolConfig
@@ -16,11 +16,12 @@ from culm.permission.gate import PermissionGate
 from culm.permission.hooks import Hooks
 from culm.permission.policy import PolicyInput, resolve_approve
 from culm.store.asks import list_asks
-from culm.store.sessions import find_session
+from culm.store.sessions import all_sessions, find_session
 from culm.tools.base import Tool, ToolContext
 from culm.tools.files.paths import WorkspacePaths
 from culm.tools.own_tools import own_tools
 from culm.tools.process.jobs import BackgroundJobs
+from culm.tools.process.output import remove_outputs, sessions_with_output
 from culm.tools.process.running import run_user_command
 from culm.wire.asks import Approve, Ask, R, parse_caller_approve
 from culm.wire.codec import Json
@@ -122,6 +123,7 @@ class Toolbox:
 
     async def start(self) -> None:
         await self.gate.grants.load()
+        self._tasks.create_task(self._remove_leftovers(), name="remove leftover outputs")
 
     async def run_shell(self, session_id: SessionId, command: str, width: int) -> ShellOutput:
         """Run a user's own command without an ask, and add it to the session. Cancelling ends it.
@@ -169,10 +171,28 @@ class Toolbox:
         stopping = (one for one in held if one.owner.run_id == run_id and one.stopping)
         return sorted({pid for one in stopping for pid in one.pids})
 
-    def forget_session(self, session_id: str) -> None:
-        """Forget a deleted session and end its jobs."""
-        self.gate.forget_session(session_id)
-        self._tasks.create_task(self._jobs.end_session(session_id), name=f"jobs {session_id}")
+    def forget_sessions(self, session_ids: Collection[str]) -> None:
+        """Forget deleted sessions, end their jobs and remove the output of their commands."""
+        for session_id in session_ids:
+            self.gate.forget_session(session_id)
+        self._tasks.create_task(self._remove_work(session_ids), name="remove deleted sessions")
+
+    async def _remove_work(self, session_ids: Collection[str]) -> None:
+        await self._jobs.end_sessions(session_ids)
+        await self._remove_outputs(session_ids)
+
+    async def _remove_leftovers(self) -> None:
+        """Remove the output of sessions whose deletion was committed before a crash."""
+        found = await asyncio.to_thread(sessions_with_output, self.context.outputs)
+        if found:
+            known = {session.id for session in await self._store.read(all_sessions)}
+            await self._remove_outputs(found - known)
+
+    async def _remove_outputs(self, session_ids: Collection[str]) -> None:
+        try:
+            await asyncio.to_thread(remove_outputs, self.context.outputs, session_ids)
+        except OSError as exc:
+            log.error("cannot remove the output of deleted sessions: %s", exc)
 
     async def stop(self) -> None:
         """End every process of this workspace, and verify it."""

@@ -15,7 +15,7 @@ from culm.clock import LoopClock
 from culm.errors import DataLocked
 from culm.mail.maildir import MaildirPostOffice
 from culm.store.agents import agents_below
-from culm.store.sql import MIGRATIONS
+from culm.store.sql import MIGRATIONS, READABLE_FROM
 from culm.workspace.roots import DataRoots, project_folder, project_key, remember_workspace
 from tests.cli.conftest import CliHarness, CommandResult
 from tests.flow.agents_harness import open_agents
@@ -237,7 +237,7 @@ def test_invalid_database_is_reported_and_kept(
 
 
 def test_database_of_another_version_is_reported(cli: CliHarness, folder: Path) -> None:
-    for version in (len(MIGRATIONS) - 1, len(MIGRATIONS) + 1):
+    for version in (READABLE_FROM - 1, len(MIGRATIONS) + 1):
         with open_tree(folder / "culm.db") as tree:
             tree.connection.execute(f"PRAGMA user_version = {version}")
         result = cli.culm("doctor", "--rebuild")

@@ -168,7 +168,7 @@ async def test_jobs_end_with_their_session_and_their_workspace(
         for session_id in ("s1", "s2"):
             await start_job(harness, clock, session_id, run_in_background=True)
             pids.append(int((harness.path / "pid").read_text()))
-        await harness.jobs.end_session("s1")
+        await harness.jobs.end_sessions({"s1"})
         assert list(map(is_running, pids)) == [False, True]
     assert not any(map(is_running, pids))
 
@@ -203,8 +203,10 @@ async def test_running_and_finished_jobs_are_limited(
     refused = await harness.call("bash", command="sleep 60", run_in_background=True)
     assert refused.is_error
     assert refused.content.endswith("background jobs are running; end one with job_kill first.")
-    await harness.jobs.end_session("s1")
+    await harness.call("job_kill", shell_id="job-1")
     await start_job(harness, clock, run_in_background=True)
-    await harness.jobs.end_session("s1")
+    await harness.call("job_kill", shell_id="job-2")
     assert harness.jobs.find("job-1") is None
     assert harness.jobs.find("job-2") is not None
+    await harness.jobs.end_sessions({"s1"})
+    assert harness.jobs.find("job-2") is None

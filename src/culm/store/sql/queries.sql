@@ -26,6 +26,16 @@ SELECT COALESCE((SELECT seq FROM events WHERE at >= ? ORDER BY seq LIMIT 1), ?)
 -- name: trim_events
 DELETE FROM events WHERE seq <= ?
 
+-- name: strip_events_of_session
+UPDATE events SET fields = json_replace(
+  fields,
+  '$.error', iif(fields ->> '$.error' <> '', 'The session was deleted.', ''),
+  '$.reason', '', '$.description', '', '$.session_title', '', '$.name', '', '$.worktree', '',
+  '$.branch', '', '$.items', json('[]'), '$.grains', json('[]')
+)
+WHERE session_id = ? AND fields IS NOT NULL
+  AND NOT (type = 'grant_changed' AND entity_id IN (SELECT id FROM grants))
+
 -- name: add_session
 INSERT INTO sessions (id, parent_id, title, created_at, updated_at) VALUES (?, ?, ?, ?, ?)
 RETURNING *

@@ -5,7 +5,7 @@ server, or when it is killed; its output stays readable for a while.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import asynccontextmanager
 
 from msgspec import Struct, field
@@ -96,9 +96,12 @@ class BackgroundJobs:
             supervisor.cancel()  # It would wait forever for a process that cannot be ended.
         return ended
 
-    async def end_session(self, session_id: str) -> None:
-        """End all jobs of a deleted session."""
-        await self._end(job for job in self._running.values() if job.session_id == session_id)
+    async def end_sessions(self, session_ids: Collection[str]) -> None:
+        """End and forget all jobs of deleted sessions."""
+        await self._end(job for job in self._running.values() if job.session_id in session_ids)
+        for job in list(self._finished.values()):
+            if job.session_id in session_ids:
+                del self._finished[job.id]
 
     async def end(self) -> None:
         """End all jobs and accept no more."""

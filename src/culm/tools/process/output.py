@@ -6,7 +6,7 @@ once, so that it never waits; data beyond the bounds is counted and dropped.
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from msgspec import Struct
@@ -193,6 +193,21 @@ def _until_character(data: bytes) -> bytes:
         if byte < 0x80:
             break
     return data
+
+
+def name_output(folder: Path, session_id: str, file_id: str) -> Path:
+    return folder / f"{session_id}.{file_id}.txt"
+
+
+def sessions_with_output(folder: Path) -> set[str]:
+    return {path.name.split(".")[0] for path in folder.glob("*.*.txt")}
+
+
+def remove_outputs(folder: Path, session_ids: Collection[str]) -> None:
+    """Remove the files of deleted sessions."""
+    for path in folder.glob("*.*.txt"):
+        if path.name.split(".")[0] in session_ids:
+            path.unlink(missing_ok=True)
 
 
 def make_room(folder: Path) -> None:

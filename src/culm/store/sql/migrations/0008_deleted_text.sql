@@ -1,0 +1,16 @@
+-- Events with fields of their own, which the deletion of a session strips of text.
+CREATE INDEX events_of_session ON events (session_id) WHERE fields IS NOT NULL;
+
+-- The message has the text of an answer.
+UPDATE events SET fields = json_replace(fields, '$.text', '')
+WHERE type = 'run_complete' AND fields ->> '$.text' <> '';
+
+-- Events of sessions that were deleted before.
+UPDATE events SET fields = json_replace(
+  fields,
+  '$.error', iif(fields ->> '$.error' <> '', 'The session was deleted.', ''),
+  '$.reason', '', '$.description', '', '$.session_title', '', '$.name', '', '$.worktree', '',
+  '$.branch', '', '$.items', json('[]'), '$.grains', json('[]')
+)
+WHERE fields IS NOT NULL AND session_id <> '' AND session_id NOT IN (SELECT id FROM sessions)
+  AND NOT (type = 'grant_changed' AND entity_id IN (SELECT id FROM grants));
