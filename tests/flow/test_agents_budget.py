@@ -210,27 +210,33 @@ async def test_interrupted_answer_is_retried_and_reported_usage_is_counted(
         assert (await harness.rows_of("@ann"))[-1] == ("assistant", "Whole.", "end_turn")
 
 
-@contract("EXC-22", "INV-81")
+@contract("EXC-22", "EXC-28")
+@pytest.mark.parametrize("received", ["Half ", ""])
 async def test_answer_lost_with_its_worker_is_estimated_and_stays_charged(
-    tmp_path: Path,
+    tmp_path: Path, received: str
 ) -> None:
     """Its reservation is not returned, so little is left for its parent."""
     async with open_agents(
         tmp_path,
         talk("@lead", start("@ann: go"), then="Over."),
-        talk("@ann", Reply(deltas=["Half ", "of it"], hold_after=1)),
+        talk("@ann", Reply(deltas=["Half ", "of it"], hold_after=len(received) // 5)),
     ) as harness:
         run_id = await harness.prompt("@lead: go", limits={"tokens": 1100})
-        await harness.received.text("Half ")
+        await harness.until_asked_by("@ann", 1)
+        if received:
+            await harness.received.text(received)
         ann = await harness.agent("@ann")
         harness.worker_of(ann.agent_id).crash()
         complete = await harness.received.complete(run_id)
         assert complete.culm_reason == "budget"
         run = await harness.run(ann.run_id)
-        assert (run.estimated, run.cost, 0 < run.prompt_tokens + run.completion_tokens < 20) == (
-            True, 0, True,
-        )  # fmt: skip
-        assert (await harness.rows_of("@ann"))[-1] == ("assistant", "Half ", "error")
+        tokens = 2, 2 if received else 0  # "@ann: go" has eight bytes.
+        assert (run.estimated, run.prompt_tokens, run.completion_tokens) == (True, *tokens)
+        cost = (tokens[0] + 10 * tokens[1]) / 1_000_000
+        ann, lead = await harness.agent("@ann"), await harness.run(run_id)
+        assert (run.cost, ann.cost, lead.tree_cost - lead.cost) == pytest.approx((cost,) * 3)
+        assert (await harness.remote.session(ann.session_id)).cost == pytest.approx(cost)
+        assert (await harness.rows_of("@ann"))[-1] == ("assistant", received, "error")
 
 
 @contract("EXC-22")

@@ -35,28 +35,35 @@ async def start_tree(harness: AgentHarness) -> str:
     return run_id
 
 
-async def assert_costs(harness: AgentHarness, lead: int, ann: int, bob: int) -> None:
-    """Check the number of paid answers of each agent, and their sums up the tree."""
+async def assert_costs(
+    harness: AgentHarness, lead: int, ann: int, bob: int, *, is_lost: bool = False
+) -> None:
+    """Check the number of paid answers of each agent, and their sums up the tree.
+
+    With `is_lost`, bob's worker died with another answer, which is charged by an estimate.
+    """
     runs = {run.prompt.split(":")[0]: run for run in await harness.runs()}
+    lost = runs["@bob"].cost / COST - bob if is_lost else 0
+    assert (runs["@bob"].estimated, 0 < lost < 1) == (is_lost, is_lost)
     found = {
         who: (run.steps, round(run.cost, 6), round(run.tree_cost, 6)) for who, run in runs.items()
     }
     assert found == {
-        "@lead": (lead, round(lead * COST, 6), round((lead + ann + bob) * COST, 6)),
-        "@ann": (ann, round(ann * COST, 6), round((ann + bob) * COST, 6)),
-        "@bob": (bob, round(bob * COST, 6), round(bob * COST, 6)),
+        "@lead": (lead, round(lead * COST, 6), round((lead + ann + bob + lost) * COST, 6)),
+        "@ann": (ann, round(ann * COST, 6), round((ann + bob + lost) * COST, 6)),
+        "@bob": (bob + is_lost, *[round((bob + lost) * COST, 6)] * 2),
     }
     agents = {who: await harness.agent(who) for who in ("@ann", "@bob")}
     assert {who: round(one.cost, 6) for who, one in agents.items()} == {
-        "@ann": round((ann + bob) * COST, 6),
-        "@bob": round(bob * COST, 6),
+        "@ann": round((ann + bob + lost) * COST, 6),
+        "@bob": round((bob + lost) * COST, 6),
     }
     sessions = [
         (await harness.session()),
         *[await harness.remote.session(agents[who].session_id) for who in ("@ann", "@bob")],
     ]
     assert [round(session.cost, 6) for session in sessions] == [
-        round(n * COST, 6) for n in (lead + ann + bob, ann + bob, bob)
+        round((n + lost) * COST, 6) for n in (lead + ann + bob, ann + bob, bob)
     ]
 
 
@@ -158,7 +165,7 @@ async def test_killed_worker_is_an_error_result_and_its_children_end(
             assert outcomes == {"@ann:": "completed", "@bob:": "error"}
             assert not result.is_error
             await harness.received.event_with("session", "A title")
-            await assert_costs(harness, 2, 2, 1)
+            await assert_costs(harness, 2, 2, 1, is_lost=True)
 
 
 FRAMES = [b'"execution_started"', b'"usage_reported"', b'"reserve"', b'"sub_agent_request"']

@@ -161,7 +161,7 @@ async def test_open_calls_after_a_crash_are_answered_by_their_crash_policy(
             assert_paired(harness.sent(2))
 
 
-@contract("EXC-16")
+@contract("EXC-16", "EXC-28")
 async def test_stored_part_of_a_streamed_answer_survives_a_crash(
     tmp_path: Path,
 ) -> None:
@@ -175,6 +175,10 @@ async def test_stored_part_of_a_streamed_answer_survives_a_crash(
         async with restarts.next(image=image) as harness:
             assert (await harness.rows())[1] == ("assistant", "Hello ", "error")
             assert await ends(harness) == [("mine", "interrupted")]
+            run = await harness.run("mine")  # A token has four bytes.
+            assert (run.estimated, run.steps, run.prompt_tokens, run.completion_tokens) == (
+                True, 1, 1, 2,
+            )  # fmt: skip
 
 
 @contract("INV-48", "INV-49", "EXC-16")
@@ -287,6 +291,8 @@ async def test_summary_interrupted_by_a_crash_leaves_no_trace(tmp_path: Path) ->
             assert await ends(harness) == [("one", "good"), (summary, "interrupted")]
             complete = await harness.received.complete(summary)
             assert (complete.message_id, complete.text) == ("", "")
+            run = await harness.run(summary)
+            assert (run.estimated, run.steps, run.completion_tokens) == (True, 1, 2)
 
 
 @contract("INV-36", "EXC-16")

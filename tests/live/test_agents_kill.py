@@ -5,13 +5,17 @@ import os
 import signal
 from pathlib import Path
 
-from culm.testing.model_server import open_model_server
+import pytest
+
+from culm.testing.model_server import ModelServer, open_model_server
+from culm.testing.script import Reply, ScriptedUsage
+from culm.wire.messages import full_text
 from tests.flow.agents_harness import calls, script_of, start, talk
 from tests.live.agents_harness import FOLDER, at_work, open_agents_harness, pids, sleeping
 from tests.live.harness import RESUME_S, make_directory
-from tests.live.run_harness import open_client_of
+from tests.live.run_harness import open_client_of, write_config
 from tests.processes.process_harness import wait_until_gone
-from tests.support import contract
+from tests.support import contract, model_config
 
 STOP_S = 5.0  # The limit for a cancel of any tree.
 
@@ -105,3 +109,58 @@ async def test_cancel_ends_a_whole_agent_tree_with_its_commands(folder: Path) ->
             await wait_until_gone(*commands, *pids(agents.values()))
         assert await harness.outcomes() == {"@ann": "canceled", "@bob": "canceled"}
         await harness.assert_consistent()
+
+
+IN, OUT = 1.0, 10.0  # USD per million tokens.
+# The whole answer, with its usage, follows when it is released.
+COUNTED = Reply(deltas=["Half ", "of it"], hold_after=1, usage=ScriptedUsage(input=100, output=10))
+
+
+async def answer_unread(model: ModelServer, *pids: int) -> None:
+    """Let the model answer the last request completely, and kill its readers before they read."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    request = model.requests[-1]
+    model.release(request.n)
+    async with asyncio.timeout(RESUME_S):
+        while not request.ended:
+            await asyncio.sleep(0.02)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+@contract("EXC-28", "EXC-22")
+@pytest.mark.parametrize("who", ["worker", "server"])
+async def test_answer_that_was_lost_in_a_kill_is_charged_by_an_estimate(
+    folder: Path, who: str
+) -> None:
+    play = script_of(talk("@lead", start("@ann: go"), then="Over."), talk("@ann", COUNTED))
+    async with open_model_server(play) as model:
+        prices = {"cost_per_1m_in": IN, "cost_per_1m_out": OUT}
+        write_config(folder, model, **model_config(model.url, **prices))
+        async with open_agents_harness(folder, model) as harness:
+            await harness.prompt("@lead: go", "run")
+            agents = await harness.until(at_work("@ann"))
+            ann = agents["@ann"].session_id
+            async with asyncio.timeout(RESUME_S):
+                while not full_text((await harness.remote.messages(ann))[-1].parts):
+                    await asyncio.sleep(0.02)
+            if who == "worker":
+                await answer_unread(model, agents["@ann"].pid)
+                await harness.watch.until_complete("run", wait_s=RESUME_S)
+            else:
+                await answer_unread(model, harness.server.process.pid, agents["@ann"].pid)
+                await harness.server.process.wait()
+        async with open_agents_harness(folder, model, harness.session_id) as again:
+            remote, agent = again.remote, (await again.agents())["@ann"]
+            run, lead = await remote.run(agent.run_id), await remote.run("run")
+            assert (run.outcome, run.estimated, run.steps) == (
+                "error" if who == "worker" else "interrupted", True, 1,
+            )  # fmt: skip
+            # A quarter of the bytes of "@ann: go" and of "Half ", rounded up.
+            assert (run.prompt_tokens, run.completion_tokens) == (2, 2)
+            cost = pytest.approx((2 * IN + 2 * OUT) / 1_000_000)
+            assert [run.cost, agent.cost, (await remote.session(ann)).cost] == [cost] * 3
+            assert lead.tree_cost - lead.cost == cost
+            assert (lead.estimated, lead.steps) == (False, 2 if who == "worker" else 1)
+            await again.assert_consistent()

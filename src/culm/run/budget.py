@@ -71,6 +71,11 @@ class Account:
         for reservation, reserved in list(self._open.items()):
             self._close(reservation, reserved)
 
+    @property
+    def is_requesting(self) -> bool:
+        """True if this run has sent a request, or will, whose usage is not known."""
+        return bool(self._open)
+
     def _close(self, reservation: str, spent: RunSpending) -> None:
         reserved = self._open.pop(reservation, None)
         if reserved is None:

@@ -17,7 +17,7 @@ from culm.clock import Clock, pause
 from culm.errors import ModelFailed, SessionNotFound, StoreBusy, StoreClosed
 from culm.run.context import as_user, continuation, history_of, needs_summary, user_message
 from culm.run.draft import OpenAnswer, calls_in
-from culm.run.limits import estimate
+from culm.run.limits import FREE, Price, estimate
 from culm.run.live_run import LiveRun
 from culm.run.loop import Growth
 from culm.run.messages import Messages
@@ -64,6 +64,7 @@ class JournalSetting(Struct, frozen=True):
     # The size of the context window in tokens; 0 if it is unknown, or must not be summarized.
     window: int = 0
     tools: Mapping[str, Tool] = field(default_factory=dict[str, Tool])
+    price: Price = FREE
 
 
 class StepCalls(Struct):
@@ -184,7 +185,7 @@ class TurnJournal:
         self._calls.take_over(results)
         self.user_messages = [one for one in self.history if one.role == "user"][-1:]
         # Approximate; the real usage is already stored.
-        self._used = estimate(self.history, message.parts)
+        self._used = estimate(self.history, message.parts, self._setting.price)
         self._is_counted = True
 
     @property
@@ -364,6 +365,12 @@ class TurnJournal:
     def count(self, used: Used) -> None:
         self._used, self._is_counted = used, False
 
+    def count_unreported(self, *, is_complete: bool = False) -> None:
+        """Estimate the usage of a request without a report, with its cost if it was cut off."""
+        parts = () if self._answer is None else self._answer.draft.fold().parts
+        price = FREE if is_complete else self._setting.price
+        self.count(estimate(self.history, parts, price))
+
     def store_count(self) -> None:
         """Store the usage now, as the end of the step may take long."""
         written = self._track(self._store.write(together(self._usage())))
@@ -457,8 +464,7 @@ class TurnJournal:
     async def _end_in_answer(self, answer: OpenAnswer, ending: Ending) -> None:
         message = answer.draft.fold()
         if self._used is None and message.parts:
-            # The answer was cut off and has no usage: estimate it, at no cost.
-            self._used = estimate(self.history, message.parts)
+            self.count_unreported(is_complete=ending.outcome == "end_turn")
         missing = [unit for _, unit in self._missing_results(message, ending)]
         await self._finish(answer, ending, together(*missing, self._usage()), message)
 

@@ -99,13 +99,18 @@ def used_of(
     return Used(prompt, usage.output, cost, estimated=False, cached_tokens=usage.cache_write)
 
 
-def estimate(history: Iterable[Message], answer: Sequence[Part]) -> Used:
-    """Estimate the usage of an answer that was cut off before it was counted."""
-    return _estimated(history, sum(map(_size, answer)))
+def estimate(history: Iterable[Message], answer: Sequence[Part], price: Price) -> Used:
+    """Estimate the usage and cost of an answer that was cut off before it was counted."""
+    used = _estimated(history, sum(map(_size, answer)))
+    return used._replace(cost=_cost(used.prompt_tokens, used.completion_tokens, price))
+
+
+def _cost(asked: int, answered: int, price: Price) -> float:
+    return (asked * price.input + answered * price.output) / 1_000_000
 
 
 def _estimated(asked: Iterable[Message], answer_size: int) -> Used:
-    """Estimate usage at four bytes per token. Estimated usage costs nothing."""
+    """Estimate the tokens at four bytes each, at no cost."""
     size = sum(_size(part) for message in asked for part in message.parts)
     return Used(math.ceil(size / 4), math.ceil(answer_size / 4), 0.0, estimated=True)
 
@@ -141,8 +146,7 @@ class UsageEstimate(NamedTuple):
 def estimate_request(request: ModelRequest, price: Price) -> UsageEstimate:
     used = _estimated(request.messages, ANSWER_BYTES)
     asked, answer = used.prompt_tokens, request.max_tokens or used.completion_tokens
-    cost = (asked * price.input + answer * price.output) / 1_000_000
-    return UsageEstimate(asked + answer, cost)
+    return UsageEstimate(asked + answer, _cost(asked, answer, price))
 
 
 # --- limits

@@ -11,6 +11,8 @@ from msgspec import Struct
 
 from culm.ids import Ids, MessageId, RunId, SessionId
 from culm.permission.gate import DECLINED, refusal_text
+from culm.run.context import history_of
+from culm.run.limits import Price, estimate
 from culm.run.live_run import RunRequest
 from culm.run.rules import (
     CrashedRun,
@@ -29,6 +31,8 @@ from culm.store.messages import (
     capture,
     close_message,
     close_open_messages,
+    conversation,
+    count_answers,
     delete_message,
     find_last_message,
     find_open_message,
@@ -36,6 +40,7 @@ from culm.store.messages import (
 from culm.store.runs import (
     RunBody,
     StoredRun,
+    add_run_usage,
     body_of,
     calls_of_message,
     end_run,
@@ -43,6 +48,7 @@ from culm.store.runs import (
     set_call_state,
     unfinished_runs,
 )
+from culm.store.sessions import add_usage
 from culm.wire.messages import (
     Finish,
     FinishPart,
@@ -59,6 +65,7 @@ from culm.wire.runs import Ending, Outcome, Run, finish_of
 _FIRST = {"active": 0, "folded": 1}
 # The reason that a provider's model cannot be used now; empty if it can.
 WhyNot = Callable[[str, str], str]
+PriceFinder = Callable[[str, str], Price]  # By provider and model.
 
 
 class RecoveryReport(Struct, frozen=True):
@@ -71,7 +78,7 @@ class RecoveryReport(Struct, frozen=True):
 
 
 def recover(
-    away_s: float, away_s_max: float, why_not: WhyNot, ids: Ids
+    away_s: float, away_s_max: float, why_not: WhyNot, find_price: PriceFinder, ids: Ids
 ) -> Callable[[Tx], RecoveryReport]:
     """Decide about every unfinished run."""
 
@@ -80,7 +87,7 @@ def recover(
         # Active runs first: runs that share their turns or wait behind them depend on their end.
         left.sort(key=lambda one: _FIRST.get(one.run.state, len(_FIRST)))
         interrupted: set[SessionId] = set()
-        resumed: list[tuple[StoredRun, RunBody]] = []
+        resumed: list[RunId] = []
         reentered: dict[RunId, MessageId] = {}
         asks: list[AnyAsk] = []
         gone: set[str] = set()
@@ -107,13 +114,15 @@ def recover(
                 case None:
                     pass
                 case ResumeRun():
-                    resumed.append((one, body_of(tx.connection, run.id)))
+                    resumed.append(run.id)
                     if waits_in is not None:
                         reentered[run.id] = waits_in
                         asks += open_asks_of_run(tx, run.id)
                 case HoldRun(reason=reason):
                     hold_run(run.id, reason)(tx)
                 case EndRun(ending=ending):
+                    if run.state == "active":
+                        _count_unreported(tx, run, find_price)
                     _end(tx, one, ending, ids)
                     gone.add(run.id)
                     if ending.outcome == "interrupted":
@@ -123,8 +132,11 @@ def recover(
         # Only foreign writers could have left others.
         close_open_messages(tx, but=reentered.values())
         end_lost_agents(tx)
-        held = [one.run for one in unfinished_runs(tx) if one.run.state == "held"]
-        return RecoveryReport(resumed, reentered, asks, held, len(gone))
+        # Read again: usage that was counted here applies to the limits of the others.
+        now = {one.run.id: one for one in unfinished_runs(tx)}
+        held = [one.run for one in now.values() if one.run.state == "held"]
+        continued = [(now[run_id], body_of(tx.connection, run_id)) for run_id in resumed]
+        return RecoveryReport(continued, reentered, asks, held, len(gone))
 
     return unit
 
@@ -162,6 +174,21 @@ def _refusals(tx: Tx, run: Run, message_id: MessageId) -> dict[str, str]:
         # An agent reads that nobody answered, and continues.
         if not (run.agent_id and ask.state == "expired")
     }
+
+
+def _count_unreported(tx: Tx, run: Run, find_price: PriceFinder) -> None:
+    """Estimate the usage of the request that was open at the crash, if there was one."""
+    message = find_open_message(tx, run.session_id)
+    if message is None or run.steps >= count_answers(tx, run.id, run.session_id):
+        return  # The usage of an answer is stored with its calls, or else with its end.
+    found = conversation(run.session_id)(tx.connection)
+    assert found is not None, "the session of a run exists"
+    session, messages = found
+    asked = [one for one in messages if one.id != message.id]
+    price = find_price(run.provider, run.model)
+    used = estimate(history_of(asked, session.summary_message_id), message.parts, price)
+    add_usage(run.session_id, used)(tx)
+    add_run_usage(run.id, used)(tx)
 
 
 def _end(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> None:

@@ -11,11 +11,11 @@ from culm.clock import Clock, pause
 from culm.errors import AppError, BudgetReached, ModelFailed
 from culm.events.hub import TransientEvent
 from culm.ids import Ids, SessionId
-from culm.model.choice import ChosenModel, Models
+from culm.model.choice import ChosenModel, ModelConfig, Models
 from culm.permission.gate import PermissionGate, RunAdmission
 from culm.run.context import has_text
 from culm.run.journal import JournalSetting, TurnJournal
-from culm.run.limits import effective, jittered, price_of
+from culm.run.limits import Price, effective, jittered, price_of
 from culm.run.live_run import LiveRun
 from culm.run.loop import ActiveModel, TurnInput, summarize, take_turn
 from culm.run.messages import Messages
@@ -26,6 +26,7 @@ from culm.store.store import Store
 from culm.tools.base import CallRequest, Tool, Watch
 from culm.tools.question import QUESTION
 from culm.wire.codec import encode
+from culm.wire.config import SelectedModel
 from culm.wire.events import CallOutput
 from culm.wire.runs import Ending, RunRetry
 
@@ -140,7 +141,15 @@ def setting_of(context: TurnContext, provider_id: str, model_id: str) -> Journal
     window = 0
     if models.compacts and not models.why_not(provider_id, model_id):
         window = models.get(provider_id, model_id).info.context_window
-    return JournalSetting(model_id, provider_id, window, context.tools())
+    price = current_price(models, provider_id, model_id)
+    return JournalSetting(model_id, provider_id, window, context.tools(), price)
+
+
+def current_price(models: ModelConfig, provider_id: str, model_id: str) -> Price:
+    """Return the price of a model, even if it cannot be used now."""
+    provider = models.providers.get(provider_id)
+    info = models.info(SelectedModel(model=model_id, provider=provider_id))
+    return price_of(info, flat_rate=provider is not None and provider.flat_rate)
 
 
 # Discards the answer so far and switches to another model.

@@ -225,6 +225,12 @@ def find_last_message(tx: Tx, session_id: str) -> Message | None:
     return None if row is None else _load(tx, row)
 
 
+def count_answers(tx: Tx, run_id: str, session_id: str) -> int:
+    """Return the number of answers and summaries that a run has begun in its session."""
+    count: int = tx.run("answers_of_run", session_id, run_id).fetchone()[0]
+    return count
+
+
 def _load(tx: Tx, row: Sequence[Any]) -> Message:
     return decode(encode(load_message(tx.connection, row)), Message)
 

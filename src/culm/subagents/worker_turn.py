@@ -64,6 +64,8 @@ class WorkerTurns(Struct, frozen=True):
             replay.count()
             link.is_over = True
             self.runs.unshare(run)
+        if run.account.is_requesting and not driven.is_from_worker:
+            journal.count_unreported()  # The report of its last request died with the worker.
         ending = _ending_of(driven.outcome, replay.ending if driven.is_from_worker else None)
         if ending.outcome == "end_turn" and replay.ending is None:
             await replay.finish(replay.answer or driven.outcome.result or "")

@@ -23,7 +23,7 @@ from culm.run.messages import Messages
 from culm.run.project_context import ProjectContext, context_paths_of
 from culm.run.recovery import RecoveryReport, recover
 from culm.run.runs import Runs
-from culm.run.turn import TurnContext
+from culm.run.turn import TurnContext, current_price
 from culm.services import ServerServices
 from culm.store.agents import agents_at_work
 from culm.store.base import Connection, StoredEvent, Tx
@@ -249,6 +249,7 @@ class LiveWorkspace:
             away_s,
             self._server.settings.away_s_max,
             self._models.current.why_not,
+            partial(current_price, self._models.current),
             self._server.ids,
         )
         records = self.store.tail.recovered

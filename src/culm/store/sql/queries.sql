@@ -334,6 +334,11 @@ SELECT call_id, crash, state FROM calls WHERE message_id = ? ORDER BY no
 -- name: open_message_of_session
 SELECT * FROM message_rows WHERE is_open = 1 AND session_id = ? ORDER BY place
 
+-- name: answers_of_run
+SELECT COUNT(*) FROM sessions s
+JOIN messages m ON m.place BETWEEN s.no << 32 AND (s.no << 32) + 4294967295
+WHERE s.id = ? AND m.run_id = ? AND m.role = 'assistant'
+
 -- name: last_message_of_session
 SELECT * FROM message_rows
 WHERE place BETWEEN (SELECT no << 32 FROM sessions WHERE id = ?1)

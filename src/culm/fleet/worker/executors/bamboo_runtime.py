@@ -180,6 +180,7 @@ class BambooRuntime:
                 chosen.settings.model,
                 chosen.provider_id,
                 chosen.info.context_window if self._provision.culm.compacts else 0,
+                price=models.current.price,
             ),
             services.clock,
             services.ids,

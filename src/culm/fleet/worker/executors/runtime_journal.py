@@ -272,8 +272,8 @@ class EventJournal:
             return
         message = self._answer.draft.fold()
         if self._used is None and message.parts:
-            # It was cut off before the provider reported usage: count an estimate without cost.
-            self._add_usage(estimate(self.history, message.parts))
+            # It was cut off before the provider reported usage.
+            self._add_usage(estimate(self.history, message.parts, self._setting.price))
         for part in message.parts:
             if isinstance(part, ToolCallPart) and part.data.id not in self._calls.answered:
                 await self._answer_missing(part.data, ending)
