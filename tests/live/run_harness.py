@@ -16,6 +16,7 @@ from culm.testing.answering import SeenRequest
 from culm.testing.model_server import ModelServer
 from culm.testing.script import Reply, ReplyRule, Script
 from culm.wire.codec import decode
+from culm.wire.events import CallOutput
 from culm.wire.messages import FinishPart, Message, full_text
 from culm.wire.runs import Outcome, Run, RunComplete
 from tests.live.harness import SERVE, ProcessServer, open_client_of, open_process_server
@@ -140,6 +141,17 @@ class Watch:
             full_text(message.parts) for message in messages if message.id == complete.message_id
         ]
         return complete.text or found[-1]
+
+    def output_of(self, call_id: str) -> str:
+        """The output of a call that was received; it must have no gap."""
+        shown = ""
+        for event in self.events:
+            if event.type == "call_output":
+                output = event.read(CallOutput)
+                if output.tool_call_id == call_id:
+                    assert output.offset == len(shown), output
+                    shown += output.text
+        return shown
 
     def completed(self) -> list[str]:
         """Return the ids of all `run_complete` events, with repetitions."""

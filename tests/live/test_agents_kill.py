@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from culm.testing.model_server import ModelServer, open_model_server
-from culm.testing.script import Reply, ScriptedUsage
+from culm.testing.script import Reply, ScriptedCall, ScriptedUsage
 from culm.wire.messages import full_text
 from tests.flow.agents_harness import calls, script_of, start, talk
 from tests.live.agents_harness import FOLDER, at_work, open_agents_harness, pids, sleeping
@@ -91,6 +91,29 @@ async def test_killed_server_leaves_no_agent_process_and_interrupted_outcomes(
             await again.prompt("@lead: and now?", "next")
             await again.watch.until_complete("next", wait_s=RESUME_S)
             assert len(await again.agents()) == 6, "nothing is restarted without a request"
+
+
+@contract("EXC-26")
+@pytest.mark.parametrize("killed", ["server", "agent"])
+async def test_shown_output_of_an_agents_call_survives_a_kill(folder: Path, killed: str) -> None:
+    count = "n=0; while :; do n=$((n+1)); echo line $n; sleep 0.03; done"
+    counting = Reply(calls=[ScriptedCall(name="bash", id="count", input={"command": count})])
+    play = script_of(talk("@lead", start("@ann: go"), then="Over."), talk("@ann", counting))
+    async with open_model_server(play) as model:
+        async with open_agents_harness(folder, model) as harness:
+            watch = harness.watch
+            await harness.prompt("@lead: go", "run", approve="allow")
+            await watch.until(lambda: "line 20\n" in watch.output_of("count"), RESUME_S)
+            agent = (await harness.agents())["@ann"]
+            if killed == "server":
+                await harness.server.kill()
+            else:
+                os.kill(agent.pid, signal.SIGKILL)
+                await watch.until_complete("run", wait_s=RESUME_S)
+        async with open_agents_harness(folder, model, harness.session_id) as again:
+            (result,) = await again.results(agent.session_id)
+    assert result.is_error
+    assert result.content.startswith(watch.output_of("count"))
 
 
 @contract("EXC-22")

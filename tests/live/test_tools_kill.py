@@ -134,12 +134,38 @@ async def test_commands_of_a_killed_server_end_and_are_recorded_as_interrupted(
             await again.end("next")
             results = await again.results()
         assert "It goes on in the background as job-1;" in results["job"].content
-        assert results["call"].content == interrupted_call_text("started", "ask")
+        # Its output may have been shown just before the kill.
+        reason = results["call"].content.removeprefix("call\n")
+        assert reason == interrupted_call_text("started", "ask")
         assert {name: result.is_error for name, result in results.items()} == {
             "job": False, "call": True,
         }  # fmt: skip
         read = {m.tool_call_id: m.content for m in questions(model)[-1].messages if m.tool_call_id}
         assert read == {name: result.content for name, result in results.items()}
+
+
+@contract("EXC-26")
+async def test_output_shown_before_a_kill_is_in_the_result(folder: Path) -> None:
+    count = "n=0; while :; do n=$((n+1)); echo line $n; sleep 0.03; done"
+    play = script(Reply(calls=[bash("call", command=count)]), Reply(text="I see."))
+    async with open_model_server(play) as model:
+        async with open_tools_harness(folder, model) as harness:
+            await harness.prompt("killed")
+            await harness.watch.until(lambda: "line 20\n" in harness.watch.output_of("call"))
+            await harness.server.kill()
+        async with open_tools_harness(folder, model, harness.session_id) as again:
+            assert await outcomes(again.remote, ["killed"]) == ["interrupted"]
+            result = (await again.results())["call"]
+            await again.prompt("next")
+            await again.end("next")
+    shown = harness.watch.output_of("call")
+    assert result.is_error
+    assert result.content.startswith(shown)
+    printed, _, reason = result.content.partition("Interrupted")
+    assert "Interrupted" + reason == interrupted_call_text("started", "ask")
+    assert printed == "".join(f"line {n}\n" for n in range(1, printed.count("\n") + 1))
+    read = {m.tool_call_id: m.content for m in questions(model)[-1].messages if m.tool_call_id}
+    assert read == {"call": result.content}
 
 
 async def test_killed_supervisor_loses_only_its_running_commands(folder: Path) -> None:

@@ -10,9 +10,12 @@ import pytest
 from culm.clock import Timer
 from culm.errors import StoreBusy
 from culm.ids import Ids, SessionId, workspace_id_of
+from culm.run import messages
+from culm.store import text_tail
 from culm.store.memory import MemoryFile
 from culm.store.messages import messages_of_session
 from culm.store.store import open_memory_store
+from culm.store.text_tail import decode_records, shown_outputs
 from culm.wire.codec import decode, encode
 from culm.wire.messages import (
     Finish,
@@ -174,6 +177,100 @@ async def test_text_that_cannot_be_recorded_is_sent_later(harness: MessagesHarne
     await harness.messages.flush()
     assert await text_shown(harness) == "seen not yet seen nor this"
     assert harness.workspace.store.health.state == "ok"
+
+
+@contract("EXC-26")
+async def test_output_that_cannot_be_recorded_is_sent_with_the_next_piece(
+    harness: MessagesHarness,
+) -> None:
+    draft, opened = harness.messages.open(harness.session_id)
+    await opened
+    sent = [harness.messages.record_output(draft, "c", "seen ")]
+    for file in harness.file.tail_files:
+        file.full = True
+    assert harness.messages.record_output(draft, "c", "not yet ") is None
+    assert harness.messages.record_output(draft, "c", "seen ") is None
+    assert harness.workspace.store.health.state == "failing"
+    for file in harness.file.tail_files:
+        file.full = False
+    sent.append(harness.messages.record_output(draft, "c", "now"))
+    pieces = [(one.offset, one.text) for one in sent if one is not None]
+    assert pieces == [(0, "seen "), (5, "not yet seen now")]
+    assert outputs_on_disk(harness) == {"c": "seen not yet seen now"}
+
+
+@contract("EXC-26")
+async def test_output_of_a_long_call_is_kept_while_the_tail_is_emptied(
+    harness: MessagesHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_tail, "FILE_BYTES", 4000)
+    call, opened = harness.messages.open(harness.session_id)
+    await opened
+    other, opened = harness.messages.open(harness.session_id)
+    await opened
+    armed = harness.clock.armed()
+    harness.messages.record_output(call, "c", "begins, ")
+    written = 0
+    for _ in range(200):
+        harness.messages.append(other, 0, "text", "x" * 500)
+        harness.workspace.hub.flush()
+        written += 500
+        await tick(harness)
+        assert sum(len(file.data) for file in harness.file.tail_files) < 12_000, written
+        assert outputs_on_disk(harness) == {"c": "begins, "}
+    harness.messages.record_output(call, "c", "goes on")
+    assert outputs_on_disk(harness) == {"c": "begins, goes on"}
+    await harness.messages.flush()
+    for _ in range(5):
+        await tick(harness)
+    harness.clock.advance(messages.CHUNK_S)
+    assert harness.clock.armed() <= armed, "a silent call costs nothing"
+    harness.messages.forget_output(call, "c")
+    for _ in range(5):
+        await tick(harness)
+    assert not any(file.data for file in harness.file.tail_files)
+
+
+async def test_many_long_outputs_do_not_fill_the_file_that_they_are_carried_to(
+    harness: MessagesHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_tail, "FILE_BYTES", 20_000)
+    monkeypatch.setattr(messages, "CARRIED_CHARS_MAX", 2_500)
+    draft, opened = harness.messages.open(harness.session_id)
+    await opened
+    for n in range(50):
+        harness.messages.record_output(draft, f"c{n}", "…" * 999 + str(n % 10))
+    for _ in range(10):
+        await tick(harness)
+    assert harness.workspace.store.tail.number == 1
+    assert sum(len(file.data) for file in harness.file.tail_files) < 20_000
+    found = outputs_on_disk(harness)
+    assert found == {f"c{n}": "…" * 49 + str(n % 10) for n in range(50)}
+
+
+async def test_output_of_a_call_that_did_not_end_outlives_the_workspace(
+    harness: MessagesHarness,
+) -> None:
+    draft, opened = harness.messages.open(harness.session_id)
+    await opened
+    harness.messages.append(draft, 0, "text", "stored")
+    harness.messages.record_output(draft, "c", "kept")
+    await harness.messages.stop()
+    assert outputs_on_disk(harness) == {"c": "kept"}
+
+
+async def tick(harness: MessagesHarness) -> None:
+    """Let the timer of the tail fire, and wait for its work."""
+    harness.clock.advance(messages.MAINTAIN_S)
+    await asyncio.sleep(0)
+    while harness.workspace.store.tail.is_working:
+        await asyncio.sleep(0.001)
+
+
+def outputs_on_disk(harness: MessagesHarness) -> dict[str, str]:
+    epoch = harness.workspace.store.epoch
+    records = [r for file in harness.file.tail_files for r in decode_records(file.read(), epoch)]
+    return {call_id: shown.text for (_, call_id), shown in shown_outputs(records).items()}
 
 
 async def text_shown(harness: MessagesHarness) -> str:

@@ -8,6 +8,7 @@ import pytest
 from culm.ids import SessionId
 from culm.run import rules
 from culm.run.rules import CrashedRun, EndRun, HoldRun, ResumeRun, fate_after_crash
+from culm.store.text_tail import ShownOutput
 from culm.wire.runs import (
     CANCELED,
     INTERRUPTED,
@@ -158,6 +159,21 @@ def test_interrupted_call_text_depends_on_state_and_crash_policy() -> None:
 def test_started_call_is_never_described_as_not_run() -> None:
     for outcome in get_args(Outcome):
         assert "Not run" not in rules.unanswered_call_text(Ending(outcome), "never")
+
+
+@contract("EXC-26")
+@pytest.mark.parametrize(
+    ("output", "before"), [("half a li", "half a li\n"), ("one\n", "one\n"), ("", "")]
+)
+def test_shown_output_precedes_the_reason_unless_a_person_cancelled(
+    output: str, before: str
+) -> None:
+    shown = ShownOutput(output, len(output))
+    reason = rules.unanswered_call_text(INTERRUPTED, "ask")
+    assert rules.unanswered_call_text(INTERRUPTED, "ask", shown) == before + reason
+    canceled = Ending("canceled")
+    text = rules.unanswered_call_text(canceled, "ask", shown)
+    assert text == rules.unanswered_call_text(canceled, "ask")
 
 
 @contract("EXC-23", "INV-39", "INV-42")

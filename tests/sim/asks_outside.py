@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan, ResolvedAction
+from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan, ResolvedAction, Watch
 from culm.wire.asks import (
     Choice,
     Question,
@@ -114,7 +114,7 @@ class AskTool(SimTool):
         )
         if unasked := self._goes_unasked(action, call):
             world.let_through.add(token)
-        return CallPlan(action, lambda _: self._act(call, action, unasked=unasked))
+        return CallPlan(action, lambda watch: self._act(call, action, watch, unasked=unasked))
 
     def _goes_unasked(self, action: ResolvedAction, call: CallRequest) -> bool:
         """Decide in the same step as the gate, which is called next."""
@@ -131,10 +131,12 @@ class AskTool(SimTool):
         granted = {grain for row in rows for grain in decode(row[0], list[str])}
         return bool(action.coverage) and set(action.coverage) <= granted
 
-    async def _act(self, call: CallRequest, action: ResolvedAction, *, unasked: bool) -> CallResult:
+    async def _act(
+        self, call: CallRequest, action: ResolvedAction, watch: Watch, *, unasked: bool
+    ) -> CallResult:
         if not self.life.dead and not unasked:
             self._check_allowed(call, action)
-        return await self.run(call)
+        return await self.run(call, watch)
 
     def _check_allowed(self, call: CallRequest, action: ResolvedAction) -> None:
         """Check that a person allowed exactly this action."""
@@ -179,4 +181,7 @@ class AskerTool(SimTool):
         world.expect(fits, "answers to other questions", asked, answers)
         given = [one for one in world.given[asked.id] if one.fits and one.text == text]
         world.expect(bool(given), "an answer that nobody gave", asked, text)
+        rows = self.server.file.rows("SELECT state FROM asks WHERE id = ?", asked.id)
+        stored = self.life.dead or all(row[0] == "answered" for row in rows)
+        world.expect(stored, "an answer counts, and is not stored", asked)
         return CallResult(f"answered: {text}")

@@ -283,7 +283,7 @@ def texts_are_what_was_streamed(final: Final) -> None:
 
 
 def results_match_effects(final: Final) -> None:
-    """EXC-9: a result matches whether the effect happened."""
+    """EXC-9, EXC-26: a result matches whether the effect happened, and has all shown output."""
     acted = Counter(effect.token for effect in final.world.effects)
     assert max(acted.values(), default=0) <= 1, f"acted twice: {acted}"
     for messages in final.messages.values():
@@ -296,6 +296,9 @@ def results_match_effects(final: Final) -> None:
                 token = inputs[result.tool_call_id].partition('"token":"')[2].rstrip('"}')
                 if token and acted[token]:
                     assert not result.content.startswith("Not run"), f"{token} did run: {result}"
+                if "Interrupted:" in result.content or "Stopped:" in result.content:
+                    shown = final.world.outputs.get(token, "")
+                    assert result.content.startswith(shown), f"{shown!r} is lost: {result}"
                 if result.content.startswith(("did ", "did not stop ")):
                     assert acted[result.content.split()[-1]], f"{result} did not happen"
 

@@ -26,7 +26,14 @@ from culm.model.base import (
     ToolSpec,
 )
 from culm.run.context import SUMMARY_SYSTEM, TITLE_SYSTEM
-from culm.tools.base import CallPlan, CallRequest, CallResult, QuestionPlan, free_plan
+from culm.tools.base import (
+    CallPlan,
+    CallRequest,
+    CallResult,
+    QuestionPlan,
+    Watch,
+    free_plan,
+)
 from culm.wire.codec import encode
 from culm.wire.messages import ToolCallPart, ToolResultPart
 from culm.wire.runs import CrashPolicy, Limits
@@ -89,6 +96,7 @@ class World:
     questions: list[Question] = field(default_factory=list[Question])
     effects: list[Effect] = field(default_factory=list[Effect])
     tokens: dict[str, str] = field(default_factory=dict[str, str])  # Of calls → the run's id.
+    outputs: dict[str, str] = field(default_factory=dict[str, str])  # Sent of calls, by token.
     deleted: set[str] = field(default_factory=set[str])  # Sessions, also if only tried.
     sessions: list[SessionId] = field(default_factory=list[SessionId])
     tried: set[str] = field(default_factory=set[str])  # Runs that a cancel may have covered.
@@ -251,9 +259,9 @@ class SimTool:
         return ToolSpec(self.name, self.name, {"type": "object"})
 
     async def prepare(self, call: CallRequest) -> CallPlan | QuestionPlan | CallResult:
-        return free_plan(call, lambda _: self.run(call))
+        return free_plan(call, lambda watch: self.run(call, watch))
 
-    async def run(self, call: CallRequest) -> CallResult:
+    async def run(self, call: CallRequest, watch: Watch) -> CallResult:
         world, life = self.world, self.life
         if life.dead:
             raise asyncio.CancelledError
@@ -270,13 +278,16 @@ class SimTool:
         )
         world.expect(bool(started), "acted before `started` was committed", effect)
         world.effects.append(effect)
-        return await self._take_time(token)
+        return await self._take_time(token, watch)
 
-    async def _take_time(self, token: str) -> CallResult:
+    async def _take_time(self, token: str, watch: Watch) -> CallResult:
         world = self.world
         delay_s = world.random.choice((0, 0, 0.0001, 0.05, 1.0, 7.0))
+        watch(f"{token} begins\n")
         try:
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(delay_s / 2)
+            watch(f"{token} goes on\n")
+            await asyncio.sleep(delay_s / 2)
         except asyncio.CancelledError:
             if self.name not in ("stubborn", "deaf") or self.life.dead:
                 raise

@@ -18,10 +18,10 @@ from culm.store.memory import MemoryDatabase
 from culm.store.messages import find_message
 from culm.store.sql import QUERIES
 from culm.store.store import Store
-from culm.store.text_tail import TextTail
+from culm.store.text_tail import NoSync, TextTail
 from culm.tools.base import Tool
 from culm.wire.codec import decode, encode
-from culm.wire.events import MessageDelta
+from culm.wire.events import CallOutput, MessageDelta
 from culm.wire.messages import Message, ToolCallPart, growing_of, text_of
 from culm.wire.runs import RunComplete
 from culm.wire.workspaces import StoreHealth
@@ -64,6 +64,8 @@ class Probe:
             match event.type:
                 case "run_complete":
                     self._completed(event)
+                case "call_output":
+                    self._put_out(event.read(CallOutput))
                 case "message_delta":
                     self._grown(event.read(MessageDelta))
                 case "message" | "message_snapshot" if event.op != "deleted":
@@ -71,6 +73,12 @@ class Probe:
                     self.shown[message.id] = message.rev, texts_of(message)
                 case _:
                     pass
+
+    def _put_out(self, output: CallOutput) -> None:
+        token = output.text.split()[0]
+        known = self._world.outputs.get(token, "")
+        self._world.expect(output.offset == len(known), "output does not continue", output)
+        self._world.outputs[token] = known + output.text
 
     def _grown(self, delta: MessageDelta) -> None:
         rev, texts = self.shown[delta.message_id]
@@ -177,7 +185,7 @@ class RunServer(SimServer):
             epoch,
             last_seq(connection),
             StoreHealth("ok"),
-            TextTail(self.file.tail_files, epoch),
+            TextTail(self.file.tail_files, NoSync(), epoch),
         )
         services, origins = self._services(life, clock)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from culm.errors import StoreClosed
 from culm.ids import RunId, SessionId
 from culm.run import journal, recovery, rules, runs
+from culm.run.draft import Draft
 from culm.run.journal import TurnJournal
 from culm.run.live_run import LiveRun
 from culm.run.messages import Messages
@@ -20,9 +21,9 @@ from culm.store.base import Tx, Unit
 from culm.store.messages import CapturedMessage, capture
 from culm.store.runs import KnownCall
 from culm.store.sql import QUERIES
-from culm.store.text_tail import TextTail
+from culm.store.text_tail import TailRecord, TextTail
 from culm.tools.base import CallRequest
-from culm.wire.events import MessageDelta
+from culm.wire.events import CallOutput, MessageDelta
 from culm.wire.messages import Message
 from culm.wire.runs import Ending
 from tests.sim.loop import simulate
@@ -289,6 +290,26 @@ def unrecorded_text_is_sent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Messages, "record", careless)
 
 
+def output_is_not_recorded(patch: pytest.MonkeyPatch) -> None:
+    write = TextTail.write
+
+    def forgetful(self: TextTail, texts: Iterable[MessageDelta | TailRecord]) -> None:
+        write(self, [one for one in texts if isinstance(one, MessageDelta)])
+
+    patch.setattr(TextTail, "write", forgetful)
+
+
+def output_is_emptied_before_the_result(patch: pytest.MonkeyPatch) -> None:
+    record_output = Messages.record_output
+
+    def hasty(self: Messages, draft: Draft, call_id: str, text: str) -> CallOutput | None:
+        output = record_output(self, draft, call_id, text)
+        draft.outputs.clear()
+        return output
+
+    patch.setattr(Messages, "record_output", hasty)
+
+
 def do_nothing(*_: object) -> None:
     pass
 
@@ -323,7 +344,9 @@ DRAWN: tuple[tuple[Ablation, int], ...] = (
     (closing_starts_queued_runs, 33),
     (open_text_is_not_recorded, 0),
     (tail_is_emptied_before_the_commit, 0),
-    (unrecorded_text_is_sent, 23),
+    (unrecorded_text_is_sent, 199),
+    (output_is_not_recorded, 0),
+    (output_is_emptied_before_the_result, 0),
 )
 # Too rare for a hundred random worlds.
 ENUMERATED: tuple[tuple[Ablation, Script, Faults], ...] = (

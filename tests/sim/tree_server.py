@@ -24,7 +24,7 @@ from culm.store.base import find_meta, last_seq
 from culm.store.memory import MemoryDatabase
 from culm.store.sql import QUERIES
 from culm.store.store import Store
-from culm.store.text_tail import TextTail
+from culm.store.text_tail import NoSync, TextTail
 from culm.wire.workspaces import StoreHealth
 from culm.workspace.claims import Created
 from culm.workspace.roots import WorkspaceInfo
@@ -131,7 +131,7 @@ class Life:
         epoch = Epoch(find_meta(connection, "epoch") or "")
         database = MemoryDatabase(world.file, clock)
         slow = SlowDatabase(database, world.loop)
-        tail = TextTail(self.world.file.tail_files, epoch)
+        tail = TextTail(self.world.file.tail_files, NoSync(), epoch)
         store = Store(slow, epoch, last_seq(connection), StoreHealth("ok"), tail)
         tools = [
             TreeTool(world, self._asker, "look", is_free=True, parallel=True),

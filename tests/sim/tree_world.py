@@ -15,7 +15,7 @@ from culm.ids import Epoch, LetterId, SessionId
 from culm.mail.memory import MemoryPostOffice
 from culm.store.memory import MemoryDatabase
 from culm.store.store import Store
-from culm.store.text_tail import TextTail
+from culm.store.text_tail import NoSync, TextTail
 from culm.wire.workspaces import StoreHealth
 from tests.sim.fleet_world import FleetWorld
 from tests.sim.loop import SimLoop
@@ -75,7 +75,7 @@ class TreeWorld(FleetWorld):
         self._bench_file = SimFile()
         database = MemoryDatabase(self._bench_file, self.clock)
         epoch = Epoch("bench")
-        tail = TextTail(self._bench_file.tail_files, epoch)
+        tail = TextTail(self._bench_file.tail_files, NoSync(), epoch)
         self.bench_store = Store(database, epoch, 0, StoreHealth("ok"), tail)
         self.post = MemoryPostOffice(self.clock)
         self.letters: dict[LetterId, str] = {}  # Delivered letters → recipient.

@@ -16,11 +16,14 @@ from culm.store import text_tail
 from culm.store.messages import missing_text
 from culm.store.text_tail import (
     MemoryTailFile,
+    NoSync,
+    ShownOutput,
     TailRecord,
     TextTail,
     decode_records,
     encode_records,
     open_text_tail,
+    shown_outputs,
 )
 from culm.wire.events import MessageDelta
 from culm.wire.messages import Part, Text, TextPart, ToolCall, ToolCallPart
@@ -36,9 +39,13 @@ def record(text: str, offset: int, part: int = 0) -> TailRecord:
     return TailRecord(SessionId("s"), MessageId("m"), 0, part, "text", offset, text)
 
 
+def output(text: str, offset: int, call_id: str = "c") -> TailRecord:
+    return TailRecord(SessionId("s"), MessageId("m"), 0, 0, "text", offset, text, call_id)
+
+
 def memory_tail(*files: MemoryTailFile) -> TextTail:
     first, second = files or (MemoryTailFile(), MemoryTailFile())
-    return TextTail((first, second), EPOCH)
+    return TextTail((first, second), NoSync(), EPOCH)
 
 
 async def worked(tail: TextTail) -> None:
@@ -92,6 +99,44 @@ def test_only_text_that_continues_a_part_is_restored(
     parts: list[Part] = [TextPart(Text("ab")), ToolCallPart(ToolCall("c", "ls", "{}"))]
     chunks = missing_text(MessageId("m"), 0, parts, records)
     assert [(chunk.part, chunk.pos, chunk.text) for chunk in chunks] == missing
+
+
+@given(st.lists(st.tuples(st.text(), st.integers(1, 20)), max_size=12), st.integers(0), st.data())
+def test_the_output_of_a_call_is_restored_from_what_is_left(
+    pieces: list[tuple[str, int]], dropped: int, data: st.DataObject
+) -> None:
+    """Each piece is followed by a record that repeats the end, as if it were carried over."""
+    whole, records, repeated_at = "", list[TailRecord](), [0]
+    for text, kept in pieces:
+        records.append(output(text, len(whole)))
+        whole += text
+        repeated_at.append(len(records))
+        end = whole[-kept:]
+        records.append(output(end, len(whole) - len(end)))
+    left = records[repeated_at[dropped % len(repeated_at)] :]
+    found = shown_outputs([record("text", 0), *data.draw(st.permutations(left))])
+    restored = found.get((MessageId("m"), "c"), ShownOutput())
+    assert whole.endswith(restored.text)
+    assert restored.length == (len(whole) if left else 0)
+    assert restored.length - len(restored.text) == min((one.offset for one in left), default=0)
+
+
+def test_outputs_of_calls_are_separate() -> None:
+    records = [output("one", 0, "a"), output("two", 0, "b"), output(" more", 3, "a")]
+    found = shown_outputs(
+        decode_records(text_tail.encode_header(EPOCH) + encode_records(records), EPOCH)
+    )
+    texts = {call_id: shown.text for (_, call_id), shown in found.items()}
+    assert texts == {"a": "one more", "b": "two"}
+
+
+def test_only_the_end_of_an_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_tail, "OUTPUT_CHARS_MAX", 5)
+    shown = ShownOutput()
+    shown.add(0, "1234")
+    assert shown.described() == "1234"
+    shown.add(4, "5" * 1200)
+    assert shown.described() == "[… 1,199 characters are left out here …]\n55555"
 
 
 async def test_text_is_on_disk_before_write_returns(tmp_path: Path) -> None:

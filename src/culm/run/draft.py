@@ -16,6 +16,7 @@ from culm.model.base import CallDelta, CallStarted, ReasoningDelta, TextDelta
 from culm.run.loop import Growth, parse_arguments
 from culm.store.base import Unit
 from culm.store.messages import TextChunk
+from culm.store.text_tail import ShownOutput, TailRecord
 from culm.tools.base import CallRequest
 from culm.wire.codec import decode, encodable, encode
 from culm.wire.events import MessageDelta
@@ -68,6 +69,8 @@ class Draft(Struct, eq=False):
     shown: list[int] = field(default_factory=list[int])
     # The first file of the tail with text that no commit contains; None if a commit has all.
     tail_from: int | None = None
+    # The output of each running call; the tail has it until a commit contains the result.
+    outputs: dict[str, ShownOutput] = field(default_factory=dict[str, ShownOutput])
     # The length of each part's text that was submitted to the store.
     submitted: list[int] = field(default_factory=list[int])
     size: int = 0  # The length of all texts together.
@@ -111,6 +114,10 @@ class Draft(Struct, eq=False):
     def _show_upto(self, rev: int, part: int, length: int) -> None:
         if rev == self.message.rev:
             self.shown[part] = max(self.shown[part], length)
+
+    def output_record(self, call_id: str, offset: int, text: str) -> TailRecord:
+        message = self.message
+        return TailRecord(message.session_id, message.id, 0, 0, "text", offset, text, call_id)
 
     def add_part(self, kind: Growing) -> None:
         self.message.parts.append(new_part(kind))

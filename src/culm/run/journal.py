@@ -38,6 +38,7 @@ from culm.store.runs import (
 from culm.store.sessions import add_usage, set_summary
 from culm.store.store import Store
 from culm.tools.base import CallRequest, CallResult, Tool
+from culm.wire.events import CallOutput
 from culm.wire.messages import (
     Finish,
     Message,
@@ -345,13 +346,21 @@ class TurnJournal:
         unit = set_call_state(self._present().draft.message.id, call.id, "started")
         await asyncio.shield(self._track(self._store.write(unit)))
 
+    def record_output(self, call_id: str, text: str) -> CallOutput | None:
+        """Record output of a running call; None if it must not be published."""
+        step = self._calls
+        if self._answer is None or call_id not in step.started or call_id in step.answered:
+            return None  # No result could contain it.
+        return self._messages.record_output(self._answer.draft, call_id, text)
+
     async def answer_call(self, call: CallRequest, result: CallResult) -> None:
         self._check_open()
-        step = self._calls
+        step, draft = self._calls, self._present().draft
         message, unit = self._result(step.answer(call, result))
 
         def committed(_: None) -> None:
             step.answered[call.id] = message
+            self._messages.forget_output(draft, call.id)
 
         await asyncio.shield(self._track(self._store.write(unit, committed)))
 
@@ -526,11 +535,12 @@ class TurnJournal:
     def _missing_results(self, message: Message, ending: Ending) -> list[tuple[Message, Unit]]:
         """Return a result for every call without one."""
         missing: list[tuple[Message, Unit]] = []
+        outputs = self._present().draft.outputs
         for part in message.parts:
             if isinstance(part, ToolCallPart) and part.data.id not in self._calls.answered:
                 call = part.data
                 started = self._crash_of(call.name) if call.id in self._calls.started else None
-                text = unanswered_call_text(ending, started)
+                text = unanswered_call_text(ending, started, outputs.get(call.id))
                 missing.append(self._result(self._calls.result_of(call, text)))
         return missing
 

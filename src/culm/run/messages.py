@@ -25,8 +25,9 @@ from culm.store.messages import (
     save_message,
 )
 from culm.store.store import Store
+from culm.store.text_tail import CARRIED_CHARS_MAX, OUTPUT_CHARS_MAX, ShownOutput, TailRecord
 from culm.wire.codec import clean, decode, encodable, encode
-from culm.wire.events import MessageDelta
+from culm.wire.events import CallOutput, MessageDelta
 from culm.wire.messages import (
     Finish,
     FinishPart,
@@ -41,7 +42,7 @@ from culm.wire.messages import (
 
 CHUNK_S = 3.0  # Until then, only the tail has the text of an open message.
 CHUNK_CHARS = 1 << 20  # A message with more text than this is stored earlier.
-SYNC_S = 0.1  # A power cut loses at most this much time of a stream.
+MAINTAIN_S = 0.5  # The interval at which the tail is emptied, if it can be.
 RETRY_S = 1.0  # The retry interval while the store cannot write.
 
 
@@ -138,18 +139,18 @@ class Messages:
         draft.loose += len(text)
         message = draft.message
         delta = MessageDelta(message.id, message.session_id, message.rev, part, kind, offset, text)
-        if draft.is_pending:
-            draft.held_deltas.append(delta)
-        else:
+        if not draft.is_pending:
             self._publish_delta(delta)
+        else:
+            draft.held_deltas.append(delta)
+            if draft.damaged:
+                self._arm(RETRY_S)
         if draft.tail_from is None:
             draft.tail_from = self._tail.number
-        if draft.damaged:
-            self._arm(RETRY_S)
-        elif draft.loose >= CHUNK_CHARS:
-            self._store_text([draft])
-        else:
+        if self._chunk_timer is None:
             self._arm(CHUNK_S)
+        if draft.loose >= CHUNK_CHARS:
+            self._store_text([draft])
 
     def put(self, draft: Draft, part: int, value: Part) -> asyncio.Future[None]:
         """Set a part or add the next one, for example when a call begins or reasoning ends."""
@@ -238,13 +239,15 @@ class Messages:
         self._stopped = True
         try:
             await self.flush()
+            has_outputs = any(draft.outputs for draft in self._open.values())
         finally:
             for message_id in list(self._open):
                 self.forget(message_id)
             for timer in (self._chunk_timer, self._tail_timer):
                 if timer is not None:
                     timer.cancel()
-        await self._tail.clear()
+        if not has_outputs:  # The next start needs them for a run that could not end.
+            await self._tail.clear()
 
     # --- the tail
 
@@ -254,10 +257,7 @@ class Messages:
         It must not be sent then: the whole message is stored and sent when the disk works again.
         """
         drafts = [self._open.get(delta.message_id) for delta in deltas]
-        try:
-            self._tail.write(deltas)
-        except OSError as exc:
-            self._store.record_failure(StoreBusy(exc.strerror or str(exc)))
+        if not self._write_tail(deltas):
             for draft in drafts:
                 # A change in flight contains the text already.
                 if draft is not None and not draft.in_flight:
@@ -267,16 +267,71 @@ class Messages:
         for draft, delta in zip(drafts, deltas, strict=True):
             if draft is not None:
                 draft.show(delta)
-        if self._tail_timer is None and not self._stopped:
-            self._tail_timer = self._clock.call_later(SYNC_S, self._maintain_tail)
         return True
+
+    def record_output(self, draft: Draft, call_id: str, text: str) -> CallOutput | None:
+        """Write output of a running call to the tail; None if it must not be sent.
+
+        After a crash the recovery adds it to the result of the call.
+        """
+        if draft.ended or self._stopped:
+            return None
+        shown = draft.outputs.setdefault(call_id, ShownOutput(tail_from=self._tail.number))
+        offset, text = shown.length, shown.held + clean(text)
+        if not self._write_tail([draft.output_record(call_id, offset, text)]):
+            shown.held = text[-OUTPUT_CHARS_MAX:]
+            return None
+        shown.held = ""
+        shown.add(offset, text)
+        return CallOutput(draft.message.session_id, call_id, offset, text)
+
+    def forget_output(self, draft: Draft, call_id: str) -> None:
+        """Drop the output of a call whose result is committed."""
+        if draft.outputs.pop(call_id, None) is not None:
+            self._arm_tail()
+
+    def _write_tail(self, texts: Sequence[MessageDelta | TailRecord]) -> bool:
+        try:
+            self._tail.write(texts)
+        except OSError as exc:
+            self._store.record_failure(StoreBusy(exc.strerror or str(exc)))
+            return False
+        self._arm_tail()
+        return True
+
+    def _arm_tail(self) -> None:
+        if self._tail_timer is None and not self._stopped:
+            self._tail_timer = self._clock.call_later(MAINTAIN_S, self._maintain_tail)
 
     def _maintain_tail(self) -> None:
         if self._tail.is_large:
             self._store_all_text()
-        uncommitted = [d.tail_from for d in self._open.values() if d.tail_from is not None]
-        has_more = self._tail.maintain(min(uncommitted, default=None))
-        self._tail_timer = self._clock.call_later(SYNC_S, self._maintain_tail) if has_more else None
+            self._carry_over_outputs()
+        drafts = self._open.values()
+        texts = [draft.tail_from for draft in drafts if draft.tail_from is not None]
+        outputs = [output.tail_from for draft in drafts for output in draft.outputs.values()]
+        has_more = self._tail.maintain(min(texts + outputs, default=None))
+        if outputs and not texts:
+            has_more = self._tail.is_working  # The end of a call arms the timer again.
+        self._tail_timer = None
+        if has_more:
+            self._arm_tail()
+
+    def _carry_over_outputs(self) -> None:
+        """Write the output of running calls again, because a call may outlive many files."""
+        old = [
+            (draft, call_id, output)
+            for draft in self._open.values()
+            for call_id, output in draft.outputs.items()
+            if output.tail_from < self._tail.number
+        ]
+        records: list[TailRecord] = []
+        for draft, call_id, output in old:
+            text = output.text[-CARRIED_CHARS_MAX // len(old) :]
+            records.append(draft.output_record(call_id, output.length - len(text), text))
+        if records and self._write_tail(records):
+            for _, _, output in old:
+                output.tail_from = self._tail.number
 
     def _committed(self, draft: Draft, number: int) -> None:
         """Note a commit of the text that was submitted when the tail wrote to file `number`."""
@@ -462,6 +517,8 @@ class Messages:
         if draft := self._open.pop(message_id, None):
             draft.ended = True
             draft.gone.set()
+            if draft.outputs:
+                self._arm_tail()
 
     def _track(self, write: asyncio.Future[None]) -> asyncio.Future[None]:
         self._writes.add(write)

@@ -4,7 +4,7 @@ Runs in one transaction, before anything is published. Nothing is executed here:
 continue are returned, the others end or are held, and each open call gets a result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from msgspec import Struct
@@ -49,6 +49,7 @@ from culm.store.runs import (
     unfinished_runs,
 )
 from culm.store.sessions import add_usage
+from culm.store.text_tail import ShownOutput
 from culm.wire.messages import (
     Finish,
     FinishPart,
@@ -63,6 +64,8 @@ from culm.wire.messages import (
 from culm.wire.runs import Ending, Outcome, Run, finish_of
 
 _FIRST = {"active": 0, "folded": 1}
+# The output of calls that clients were shown, by the ids of the message and the call.
+Outputs = Mapping[tuple[MessageId, str], ShownOutput]
 # The reason that a provider's model cannot be used now; empty if it can.
 WhyNot = Callable[[str, str], str]
 PriceFinder = Callable[[str, str], Price]  # By provider and model.
@@ -78,7 +81,12 @@ class RecoveryReport(Struct, frozen=True):
 
 
 def recover(
-    away_s: float, away_s_max: float, why_not: WhyNot, find_price: PriceFinder, ids: Ids
+    away_s: float,
+    away_s_max: float,
+    why_not: WhyNot,
+    find_price: PriceFinder,
+    ids: Ids,
+    outputs: Outputs,
 ) -> Callable[[Tx], RecoveryReport]:
     """Decide about every unfinished run."""
 
@@ -123,7 +131,7 @@ def recover(
                 case EndRun(ending=ending):
                     if run.state == "active":
                         _count_unreported(tx, run, find_price)
-                    _end(tx, one, ending, ids)
+                    _end(tx, one, ending, ids, outputs)
                     gone.add(run.id)
                     if ending.outcome == "interrupted":
                         interrupted.add(run.session_id)
@@ -191,12 +199,12 @@ def _count_unreported(tx: Tx, run: Run, find_price: PriceFinder) -> None:
     add_run_usage(run.id, used)(tx)
 
 
-def _end(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> None:
+def _end(tx: Tx, one: StoredRun, ending: Ending, ids: Ids, outputs: Outputs) -> None:
     """End a run like `TurnJournal.end`, from the stored state."""
     run = one.run
     answer: Message | None = None
     if run.state == "active":
-        answer = _close(tx, one, ending, ids)
+        answer = _close(tx, one, ending, ids, outputs)
     elif run.state == "accepted" and run.kind == "prompt":
         asked = RunRequest("prompt", *body_of(tx.connection, run.id))
         _add(tx, ids, run, "user", asked.parts(), Finish("stop", 0))
@@ -210,7 +218,7 @@ def _end(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> None:
     )(tx)
 
 
-def _close(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> Message | None:
+def _close(tx: Tx, one: StoredRun, ending: Ending, ids: Ids, outputs: Outputs) -> Message | None:
     """Store the ending in the conversation; return the last answer."""
     session_id = one.run.session_id
     message = find_open_message(tx, session_id)
@@ -233,7 +241,8 @@ def _close(tx: Tx, one: StoredRun, ending: Ending, ids: Ids) -> Message | None:
         if known is not None and known.state == "answered":
             continue
         started = known.crash if known is not None and known.state == "started" else None
-        text = refused.get(part.data.id) or unanswered_call_text(ending, started)
+        shown = outputs.get((message.id, part.data.id))
+        text = refused.get(part.data.id) or unanswered_call_text(ending, started, shown)
         result = ToolResult(part.data.id, part.data.name, text, is_error=True)
         _add(tx, ids, one.run, "tool", [ToolResultPart(result)], Finish("stop", 0))
         set_call_state(message.id, part.data.id, "answered")(tx)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from culm.errors import AppError, BudgetReached, ModelFailed, StoreBusy
+from culm.store.text_tail import ShownOutput
 from culm.wire.runs import (
     CANCELED,
     INTERRUPTED,
@@ -203,11 +204,22 @@ def interrupted_call_text(state: Literal["known", "started"], crash: CrashPolicy
             )
 
 
-def unanswered_call_text(ending: Ending, started: CrashPolicy | None) -> str:
+def unanswered_call_text(
+    ending: Ending, started: CrashPolicy | None, shown: ShownOutput | None = None
+) -> str:
     """Return the result for the model of a call whose run ended before it had one.
 
-    `started` is the policy of a call that had started and may have had its effect.
+    `started` is the policy of a call that had started and may have had its effect. The output that
+    clients were shown comes first, unless they cancelled the call.
     """
+    text = _reason_without_result(ending, started)
+    if shown is None or not shown.text or ending.outcome == "canceled":
+        return text
+    output = shown.described()
+    return output + text if output.endswith("\n") else f"{output}\n{text}"
+
+
+def _reason_without_result(ending: Ending, started: CrashPolicy | None) -> str:
     if ending.outcome == "canceled":
         return "Error: user cancelled assistant tool calling"
     if ending.outcome == "interrupted":

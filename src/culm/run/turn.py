@@ -10,7 +10,7 @@ from msgspec import Struct
 from culm.clock import Clock, pause
 from culm.errors import AppError, BudgetReached, ModelFailed
 from culm.events.hub import TransientEvent
-from culm.ids import Ids, SessionId
+from culm.ids import Ids
 from culm.model.choice import ChosenModel, ModelConfig, Models
 from culm.permission.gate import PermissionGate, RunAdmission
 from culm.run.context import has_text
@@ -27,7 +27,6 @@ from culm.tools.base import CallRequest, Tool, Watch
 from culm.tools.question import QUESTION
 from culm.wire.codec import encode
 from culm.wire.config import SelectedModel
-from culm.wire.events import CallOutput
 from culm.wire.runs import Ending, RunRetry
 
 log = logging.getLogger(__name__)
@@ -111,7 +110,7 @@ async def _run_loop(
         models=models,
         tools=tools,
         admit=RunAdmission(context.gate, run.asked.approval).admit,
-        watch=lambda call: _watch(context, call),
+        watch=lambda call: _watch(context, journal, call),
         journal=journal,
         limits=lambda: effective(run.account.limits, context.settings),
         meter=run.account,
@@ -122,15 +121,12 @@ async def _run_loop(
     return await take_turn(turn, journal.reentered)
 
 
-def _watch(context: TurnContext, call: CallRequest) -> Watch:
+def _watch(context: TurnContext, journal: TurnJournal, call: CallRequest) -> Watch:
     """Publish the output of a call while it runs."""
-    offset = 0
 
     def watch(text: str) -> None:
-        nonlocal offset
-        output = CallOutput(SessionId(call.session_id), call.id, offset, text)
-        offset += len(text)
-        context.publish(TransientEvent("call_output", call.session_id, encode(output)))
+        if (output := journal.record_output(call.id, text)) is not None:
+            context.publish(TransientEvent("call_output", call.session_id, encode(output)))
 
     return watch
 

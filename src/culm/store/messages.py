@@ -136,7 +136,8 @@ def restore_text(tx: Tx, records: Iterable[TailRecord]) -> None:
     """Store the text of a tail that its open messages do not have yet."""
     by_message: dict[MessageId, list[TailRecord]] = {}
     for record in records:
-        by_message.setdefault(record.message_id, []).append(record)
+        if not record.call_id:
+            by_message.setdefault(record.message_id, []).append(record)
     for message_id, texts in by_message.items():
         row = tx.run("get_message", message_id).fetchone()
         if row is not None and row["is_open"]:

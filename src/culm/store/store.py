@@ -31,7 +31,7 @@ from culm.store.files import prepare_file
 from culm.store.memory import MemoryFile, open_memory_database
 from culm.store.messages import find_message
 from culm.store.sessions import find_file, find_session
-from culm.store.text_tail import TextTail, open_text_tail
+from culm.store.text_tail import NoSync, TextTail, open_text_tail
 from culm.store.writer import open_file_database
 from culm.wire.codec import decode, encode
 from culm.wire.messages import Part, full_text
@@ -197,7 +197,7 @@ async def open_memory_store(file: MemoryFile, clock: Clock, ids: Ids) -> AsyncGe
         file.connection.run("set_meta", "epoch", ids.epoch())
     async with (
         open_memory_database(file, clock) as database,
-        _open(database, StoreHealth("ok"), partial(TextTail, file.tail_files)) as store,
+        _open(database, StoreHealth("ok"), partial(TextTail, file.tail_files, NoSync())) as store,
     ):
         yield store
 

@@ -1,11 +1,12 @@
 """The tail: open text on disk before clients receive it.
 
-The text of an open message reaches SQLite every few seconds. Until then the tail has it: it is
-written with a plain `write` before the text is sent, so the death of the process loses nothing that
-a client was shown. A power cut loses at most the text since the last `sync`.
+The text of an open message reaches SQLite every few seconds, and the output of a running call with
+its result. Until then the tail has it: it is written with a plain `write` before the text is sent,
+so the death of the process loses nothing that a client was shown. A power cut loses at most the
+text of the last tenth of a second.
 
 There are two files. One is written while the other waits until commits contain all of its text;
-then it is emptied. The loop waits for `write` only; the rest runs in a thread.
+then it is emptied. The loop waits for `write` only; the rest runs in threads.
 """
 
 import asyncio
@@ -15,13 +16,18 @@ import logging
 import os
 import struct
 import tempfile
+import threading
+import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import ExitStack
 from copy import copy
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from culm.ids import Epoch, MessageId, SessionId
 from culm.wire.events import MessageDelta
@@ -31,11 +37,14 @@ log = logging.getLogger(__name__)
 
 FILE_BYTES = 4 << 20  # With more than this the text should go to the database.
 FILE_BYTES_MAX = 64 << 20  # Reached only while the database cannot take it.
+OUTPUT_CHARS_MAX = 30_000  # Kept of one call: a model reads about as much of a command.
+SYNC_S = 0.1  # A power cut loses at most this much time of a stream.
+CARRIED_CHARS_MAX = FILE_BYTES // 8  # Output fills at most half a file when it is carried over.
 _FRAME = struct.Struct("<II")  # The length of a record and its checksum.
 
 
 class TailRecord(NamedTuple):
-    """Text of one part that was sent to clients."""
+    """Text of one part, or output of one call, that was sent to clients."""
 
     session_id: SessionId
     message_id: MessageId
@@ -44,16 +53,50 @@ class TailRecord(NamedTuple):
     kind: Growing
     offset: int  # In code points.
     text: str
+    call_id: str = ""  # Set for output, which belongs to no part.
+
+
+class ShownOutput(Struct):
+    """The output of one call that clients may have; only its end is kept."""
+
+    text: str = ""
+    length: int = 0  # Code points so far.
+    tail_from: int = 0  # The first file of the tail that is needed to restore it.
+    held: str = ""  # The tail refused it; it is sent with the next piece.
+
+    def add(self, offset: int, text: str) -> None:
+        new = text[max(0, self.length - offset) :]
+        self.text = (self.text + new)[-OUTPUT_CHARS_MAX:]
+        self.length = max(self.length, offset + len(text))
+
+    def described(self) -> str:
+        left_out = self.length - len(self.text)
+        note = f"[… {left_out:,} characters are left out here …]\n" if left_out else ""
+        return note + self.text
+
+
+def shown_outputs(records: Iterable[TailRecord]) -> dict[tuple[MessageId, str], ShownOutput]:
+    """Return the output of each call, by the ids of its message and the call."""
+    outputs: dict[tuple[MessageId, str], ShownOutput] = {}
+    # A record that was carried over repeats the ones before it.
+    for record in sorted(records, key=lambda one: one.offset):
+        if record.call_id:
+            output = outputs.setdefault((record.message_id, record.call_id), ShownOutput())
+            output.add(record.offset, record.text)
+    return outputs
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(TailRecord)
 
 
-def encode_records(deltas: Iterable[MessageDelta]) -> bytes:
+def encode_records(texts: Iterable[MessageDelta | TailRecord]) -> bytes:
     pieces: list[bytes] = []
-    for d in deltas:
-        body = _encode((d.session_id, d.message_id, d.rev, d.part, d.kind, d.offset, d.text))
+    for d in texts:
+        if isinstance(d, MessageDelta):
+            body = _encode((d.session_id, d.message_id, d.rev, d.part, d.kind, d.offset, d.text))
+        else:
+            body = _encode(d)
         pieces += (_FRAME.pack(len(body), zlib.crc32(body)), body)
     return b"".join(pieces)
 
@@ -88,40 +131,49 @@ class TailFile(Protocol):
         ...
 
     def read(self) -> bytes: ...
-    def sync(self) -> None: ...
     def clear(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class TailSync(Protocol):
+    """Brings the files to the disk, not only to the memory of the kernel."""
+
+    def want(self) -> None:
+        """Sync soon what was written until now. Does not wait."""
+        ...
+
     def close(self) -> None: ...
 
 
 class TextTail:
     """The tail of one workspace, created by `open_text_tail`."""
 
-    def __init__(self, files: tuple[TailFile, TailFile], epoch: Epoch) -> None:
+    def __init__(self, files: tuple[TailFile, TailFile], sync: TailSync, epoch: Epoch) -> None:
         self.number = 0  # Of the file that is written, counted over all switches.
         self._files = files
+        self._sync = sync
         self._header = encode_header(epoch)
         self._loop = asyncio.get_running_loop()
         self._size = 0
-        self._unsynced = False
         self._old: int | None = None  # The number of the other file while it has text.
         self._work: asyncio.Future[None] | None = None  # In a thread; only one at a time.
         self.recovered = [r for file in files for r in decode_records(file.read(), epoch)]
 
-    def write(self, deltas: Iterable[MessageDelta]) -> None:
+    def write(self, texts: Iterable[MessageDelta | TailRecord]) -> None:
         """Record text that is about to be sent; raises OSError."""
         if self._size > FILE_BYTES_MAX:
             raise OSError(errno.ENOSPC, "the file for open text is full")
-        data = encode_records(deltas)
+        data = encode_records(texts)
         if not self._size:
             data = self._header + data
         # A failed write leaves nothing behind: the next one begins at the same position.
         self._files[self.number % 2].write(data, self._size)
         self._size += len(data)
-        self._unsynced = True
+        self._sync.want()
 
     @property
     def is_working(self) -> bool:
-        """Return True while a thread syncs or empties a file."""
+        """Return True while a thread empties a file."""
         return self._work is not None
 
     @property
@@ -136,7 +188,7 @@ class TextTail:
             self._size = 0
 
     def maintain(self, uncommitted: int | None) -> bool:
-        """Start the work that is due, and return True if there will be more.
+        """Empty the other file if that is possible; return True if there will be more to do.
 
         `uncommitted` is the number of the first file with text that no commit contains yet.
         """
@@ -145,10 +197,8 @@ class TextTail:
         if uncommitted is None:
             self.switch()
         if self._old is not None and (uncommitted is None or uncommitted > self._old):
-            self._start(self._files[self._old % 2].clear, self._cleared)
-        elif self._unsynced:
-            self._unsynced = False
-            self._start(self._sync, lambda: None)
+            self._work = self._loop.run_in_executor(None, self._files[self._old % 2].clear)
+            self._work.add_done_callback(self._cleared)
         return self.is_working or self._size > 0 or self._old is not None
 
     async def clear(self) -> None:
@@ -157,33 +207,22 @@ class TextTail:
             await asyncio.wait([self._work])
         for file in self._files:
             await self._loop.run_in_executor(None, file.clear)
-        self._size, self._old, self._unsynced = 0, None, False
+        self._size, self._old = 0, None
         self.recovered = []
 
     def close(self) -> None:
+        self._sync.close()
         for file in self._files:
             file.close()
 
-    def _sync(self) -> None:
-        for file in self._files:
-            file.sync()
-
-    def _cleared(self) -> None:
-        self._old = None
-
-    def _start(self, work: Callable[[], None], then: Callable[[], None]) -> None:
-        def done(future: asyncio.Future[None]) -> None:
-            self._work = None
-            if future.cancelled():
-                return
-            if (error := future.exception()) is None:
-                then()
-            else:
-                # The text is in the kernel's memory: only a power cut could lose it.
-                log.error("the file for open text: %s", error)
-
-        self._work = self._loop.run_in_executor(None, work)
-        self._work.add_done_callback(done)
+    def _cleared(self, work: asyncio.Future[None]) -> None:
+        self._work = None
+        if work.cancelled():
+            return
+        if (error := work.exception()) is None:
+            self._old = None
+        else:
+            log.error("the file for open text cannot be emptied: %s", error)
 
 
 # --- on disk
@@ -213,9 +252,6 @@ class DiskFile:
         size = os.fstat(self._descriptor).st_size
         return os.pread(self._descriptor, min(size, 2 * FILE_BYTES_MAX), 0)
 
-    def sync(self) -> None:
-        os.fdatasync(self._descriptor)
-
     def clear(self) -> None:
         os.ftruncate(self._descriptor, 0)
 
@@ -223,13 +259,61 @@ class DiskFile:
         os.close(self._descriptor)
 
 
+class SyncThread:
+    """Syncs the files in a thread of its own, which starts when it is first wanted.
+
+    The loop does not wait for it: the text is in the kernel's memory, so a failed sync matters
+    only to a power cut.
+    """
+
+    def __init__(self, paths: tuple[Path, Path]) -> None:
+        self._paths = paths
+        self._delays = SimpleQueue[float | None]()  # Before each sync; None ends the thread.
+        self._is_wanted = False
+        self._thread: threading.Thread | None = None
+
+    def want(self) -> None:
+        if self._is_wanted:
+            return
+        self._is_wanted = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="culm-sync", daemon=True)
+            self._thread.start()
+        self._delays.put(SYNC_S)
+
+    def close(self) -> None:
+        self._delays.put(None)
+
+    def _run(self) -> None:
+        failed = False
+        with ExitStack() as stack:
+            # Files of its own: the loop closes the others without waiting for this thread.
+            files = [stack.enter_context(path.open("rb", buffering=0)) for path in self._paths]
+            while (delay_s := self._delays.get()) is not None:
+                time.sleep(delay_s)
+                self._is_wanted = False  # Before the sync, which may miss what is written then.
+                try:
+                    for file in files:
+                        os.fdatasync(file.fileno())
+                    failed = False
+                except OSError as exc:
+                    if not failed:
+                        log.error("the file for open text cannot be synced: %s", exc)
+                    failed = True
+
+
 def open_text_tail(database: Path, epoch: Epoch) -> TextTail:
     """Open the tail beside a database. Does blocking disk I/O."""
-    first, second = (DiskFile(database.with_name(f"{database.name}-text{n}")) for n in (0, 1))
-    return TextTail((first, second), epoch)
+    first, second = (database.with_name(f"{database.name}-text{n}") for n in (0, 1))
+    return TextTail((DiskFile(first), DiskFile(second)), SyncThread((first, second)), epoch)
 
 
 # --- in memory
+
+
+class NoSync:
+    def want(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class MemoryTailFile:
@@ -249,8 +333,6 @@ class MemoryTailFile:
 
     def read(self) -> bytes:
         return bytes(self.data)
-
-    def sync(self) -> None: ...
 
     def clear(self) -> None:
         if not self._crashed:

@@ -14,13 +14,12 @@ from msgspec import Raw, Struct
 
 from culm.events.hub import TransientEvent
 from culm.fleet.host.caller import WorkerAsk
-from culm.ids import RunId, SessionId
+from culm.ids import RunId
 from culm.model.base import CallDelta, CallStarted, ReasoningDelta, TextDelta
 from culm.run.journal import TurnJournal
 from culm.run.live_run import LiveRun
 from culm.tools.base import CallRequest, CallResult
-from culm.wire.codec import Json, clean, encode
-from culm.wire.events import CallOutput
+from culm.wire.codec import Json, encode
 from culm.wire.messages import (
     FinishPart,
     Message,
@@ -105,7 +104,6 @@ class WorkerReplay:
         self._is_first = True  # The step that the journal has already begun is not used yet.
         self.admitted: set[str] = set()  # The prompts sent to the worker that it has read.
         self._calls: dict[str, CallRequest] = {}
-        self._offsets: dict[str, int] = {}  # Characters of output so far, by call.
         self._used: Used | None = None
         self._has_gap = False
         self._has_text = False
@@ -232,7 +230,7 @@ class WorkerReplay:
         self._open_id = message_id
         if is_first:
             self._steer()
-        self._calls, self._offsets = {}, {}
+        self._calls = {}
         self._has_text = self._has_gap = False
 
     async def finish(self, answer: str) -> None:
@@ -298,11 +296,9 @@ class WorkerReplay:
     # --- transient events
 
     def _publish_output(self, call_id: str, text: str) -> None:
-        offset = self._offsets.get(call_id, 0)
-        self._offsets[call_id] = offset + len(text)
-        session_id = self._run.session_id
-        output = CallOutput(SessionId(session_id), call_id, offset, clean(text))
-        self._context.publish(TransientEvent("call_output", session_id, encode(output)))
+        if (output := self._journal.record_output(call_id, text)) is not None:
+            session_id = self._run.session_id
+            self._context.publish(TransientEvent("call_output", session_id, encode(output)))
 
     def _publish_retry(self, event: _Event) -> None:
         run = self._run

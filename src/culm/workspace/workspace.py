@@ -38,6 +38,7 @@ from culm.store.sessions import (
     all_sessions,
 )
 from culm.store.store import TRIM_MAX, Store, trim
+from culm.store.text_tail import shown_outputs
 from culm.wire.agents import Agent as SubAgent
 from culm.wire.codec import encode
 from culm.wire.messages import RawMessage, Session
@@ -245,14 +246,15 @@ class LiveWorkspace:
         await self.toolbox.start()
         await self.agents.mail.drop_late()
         away_s = 0.0 if alive_s is None else max(0.0, self.clock.now_s() - alive_s)
+        records = self.store.tail.recovered
         unit = recover(
             away_s,
             self._server.settings.away_s_max,
             self._models.current.why_not,
             partial(current_price, self._models.current),
             self._server.ids,
+            shown_outputs(records),
         )
-        records = self.store.tail.recovered
 
         def restore_and_recover(tx: Tx) -> RecoveryReport:
             restore_text(records)(tx)
