@@ -117,6 +117,39 @@ async def test_closing_commits_queued_writes_and_refuses_later_ones(opener: Open
         assert await store.read(bounds) == (0, 50)
 
 
+async def test_patient_write_is_committed_before_the_next_one(opener: OpenStore) -> None:
+    order: list[str] = []
+    async with opener() as store, asyncio.timeout(WAIT_S):
+        patient = store.write(
+            lambda tx: tx.run("set_meta", "row-1", "x"),
+            lambda _: order.append("patient"),
+            patience_s=2 * WAIT_S,
+        )
+        assert await store.read(count_rows) == 0
+        await store.write(lambda tx: None, lambda _: order.append("next"))
+        assert patient.done()
+        assert order == ["patient", "next"]
+        assert await store.read(count_rows) == 1
+
+
+async def test_patient_write_does_not_need_another_one(opener: OpenStore) -> None:
+    async with opener() as store, asyncio.timeout(WAIT_S):
+        writes = [
+            store.write(lambda tx: tx.run("set_meta", f"row-{tx.seq}", "x"), patience_s=0.001),
+            store.write(lambda tx: None, patience_s=2 * WAIT_S),
+        ]
+        await asyncio.wait(writes)
+        assert await store.read(count_rows) == 1
+
+
+async def test_closing_commits_patient_writes(opener: OpenStore) -> None:
+    async with opener() as store:
+        patient = store.write(lambda tx: tx.run("set_meta", "row-1", "x"), patience_s=2 * WAIT_S)
+    assert patient.done()
+    async with opener() as store, asyncio.timeout(WAIT_S):
+        assert await store.read(count_rows) == 1
+
+
 async def test_event_numbers_continue_after_trim_and_reopen(
     opener: OpenStore,
 ) -> None:

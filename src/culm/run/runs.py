@@ -70,6 +70,7 @@ from culm.wire.runs import (
 
 log = logging.getLogger(__name__)
 
+END_WITHIN_S = 0.003  # A turn that only waits for its model ends sooner.
 STOP_S = 5.0  # The time that a stopped run has to release everything it started.
 
 
@@ -400,7 +401,11 @@ class Runs:
                     for run in fresh:  # They stop nevertheless; another cancel records it.
                         run.control.cancelling = None
 
-            written = self._context.store.write(unit, committed)
+            # The ends of these runs, which often follow at once, share its commit.
+            stops = any(run.control.turn is not None for run in fresh)
+            written = self._context.store.write(
+                unit, committed, patience_s=END_WITHIN_S if stops else 0.0
+            )
             written.add_done_callback(settled)
             for run in fresh:
                 run.control.cancelling = written
@@ -503,15 +508,11 @@ class Runs:
         context, control = self._context, run.control
         setting = setting_of(context, run.provider, run.model)
         journal = TurnJournal(run, self, setting, context.store, context.messages, context.clock)
-        # In parallel to the commit, which takes as long, unless the commit also creates the
-        # session.
-        trouble = None if run.duty is not None else await self._prepare(run, journal)
         try:
             await asyncio.shield(control.accepted)
         except AppError:
             return  # It was refused and removed.
-        if run.duty is not None:
-            trouble = await self._prepare(run, journal)
+        trouble = await self._prepare(run, journal)
         while control.changing is not None and not run.is_settled:
             await asyncio.wait({control.changing})
         if control.ended.is_set() or self._closing:

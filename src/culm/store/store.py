@@ -64,12 +64,16 @@ class Store:
         self.on_health: Callable[[StoreHealth], None] = _ignore_health
         self._database = database
         self._loop = asyncio.get_running_loop()
+        self._patient: list[Callable[[], None]] = []  # Submissions that wait for the next one.
+        self._patience: asyncio.Handle | None = None
 
     def write(
         self,
         unit: Callable[[Tx], T],
         on_commit: Callable[[T], None] | None = None,
         on_fail: Callable[[Exception], None] | None = None,
+        *,
+        patience_s: float = 0.0,
     ) -> asyncio.Future[T]:
         """Run `unit` in the next group commit; the future gets its result once that is durable.
 
@@ -78,6 +82,8 @@ class Store:
         receives one finds the state that `on_commit` made. The future need not be awaited, and
         cancelling a wait does not undo the write. A failure (`StoreBusy`, or an exception of the
         unit) is passed to `on_fail` and to the future.
+
+        With `patience_s` the unit waits so long for the next one, whose commit it then shares.
         """
         future: asyncio.Future[T] = self._loop.create_future()
 
@@ -104,12 +110,30 @@ class Store:
             if not future.done():
                 future.set_result(result)
 
-        try:
-            self._database.submit(WriteJob(unit, finish))
-        except StoreBusy as exc:
-            # Overloaded or closed, which does not affect the health of the file.
-            fail(exc)
+        def submit() -> None:
+            try:
+                self._database.submit(WriteJob(unit, finish))
+            except StoreBusy as exc:
+                # Overloaded or closed, which does not affect the health of the file.
+                fail(exc)
+
+        if patience_s:
+            self._patient.append(submit)
+            if self._patience is None:
+                self._patience = self._loop.call_later(patience_s, self.end_patience)
+        else:
+            self.end_patience()
+            submit()
         return future
+
+    def end_patience(self) -> None:
+        """Submit the units that wait for another one."""
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+            waiting, self._patient = self._patient, []
+            for submit in waiting:
+                submit()
 
     def probe_write(self) -> None:
         """Write and delete a row that needs space. If that works, the health is "ok" again."""
@@ -211,7 +235,10 @@ async def _open(
     with closing(open_tail(Epoch(epoch))) as tail:
         store = Store(database, Epoch(epoch), seq, health, tail)
         await _mark(store, "0")
-        yield store
+        try:
+            yield store
+        finally:
+            store.end_patience()
         # Not in a `finally`: after an exception in the block the end is not clean.
         if not store.damaged:
             await _mark(store, "1")
