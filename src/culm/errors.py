@@ -113,8 +113,8 @@ class SessionNotFound(NotFound):
 class MessageNotFound(NotFound):
     code = "message_not_found"
 
-    def __init__(self, message_id: str) -> None:
-        super().__init__(f"message not found: {message_id}")
+    def __init__(self, message_id: str, *, hint: str = "") -> None:
+        super().__init__(f"message not found: {message_id}", hint=hint)
 
 
 class RunNotFound(NotFound):

@@ -76,6 +76,10 @@ async def drive_sessions(folder: Path) -> Requests:
         await harness.received.complete(await harness.prompt("Two."))
         roles = [message.role for message in await remote.messages(session.id)]
         assert roles == ["user", "assistant"]
+        (last,) = await remote.messages(session.id, limit=1)
+        (first,) = await remote.messages(session.id, limit=1, before=last.id)
+        assert [first.role, last.role] == roles
+        assert await remote.messages(session.id, before=first.id) == []
         texts = [full_text(message.parts) for message in await remote.user_messages()]
         assert texts == ["Two.", "One."]
         (only,) = await remote.user_messages(session.id)

@@ -10,12 +10,15 @@ import pytest
 from aiohttp import web
 
 from culm.client.workspace import RemoteWorkspace
-from culm.ids import Ids
+from culm.ids import Ids, SessionId
 from culm.server.api import Api, Route
 from culm.server.auth import RequestAuth
 from culm.server.connection import open_http
 from culm.server.listen import Address, listen, parse_address
 from culm.server.routes import ROUTES
+from culm.wire.codec import decode
+from culm.wire.messages import Text, TextPart
+from culm.wire.workspaces import Problem
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import UNKNOWN, Answer, closed, send
 from tests.support import NO_MODEL, contract
@@ -334,6 +337,58 @@ async def test_unknown_session_is_404(flow: FlowServer, method: str) -> None:
     remote = await opened(flow)
     answer = await send(flow, method, remote.path("/sessions/x%2Fy"), {"title": "t"})
     assert (answer.status, b"session not found: x/y" in answer.body) == (404, True)
+
+
+PAGE_ERRORS = {
+    "limit=0": (400, "query: Expected `int` >= 1 - at `$.limit`"),
+    "limit=-1": (400, "query: Expected `int` >= 1 - at `$.limit`"),
+    "limit=1001": (400, "query: Expected `int` <= 1000 - at `$.limit`"),
+    "limit=ten": (400, "query: Expected `int | null`, got `str` - at `$.limit`"),
+    "before=x": (404, "message not found: x"),
+    "limit=1&before=x": (404, "message not found: x"),
+}
+
+
+@contract("EXC-24")
+async def test_invalid_page_is_400_and_an_unknown_message_404_with_a_hint(flow: FlowServer) -> None:
+    remote = await opened(flow)
+    session, other = [await remote.create_session(title) for title in "ab"]
+    path = remote.path(f"/sessions/{session.id}/messages")
+    for query, (status, message) in PAGE_ERRORS.items():
+        answer = await send(flow, "GET", f"{path}?{query}")
+        problem = decode(answer.body, Problem)
+        assert (answer.status, problem.message) == (status, message), query
+        assert status == 400 or "without before" in problem.hint
+    messages = flow.workspace(remote.id).messages
+    elsewhere, written = messages.add(other.id, "user", [TextPart(Text("Hi."))])
+    await written
+    answer = await send(flow, "GET", f"{path}?before={elsewhere.id}")
+    assert (answer.status, decode(answer.body, Problem).code) == (404, "message_not_found")
+    assert (await send(flow, "GET", remote.path("/sessions/x/messages?limit=5"))).json() == []
+
+
+@contract("WIRE-11")
+async def test_pages_of_messages_contain_each_message_once_while_others_arrive(
+    flow: FlowServer,
+) -> None:
+    remote = await opened(flow)
+    sessions = [(await remote.create_session(title)).id for title in "abc"]
+    messages = flow.workspace(remote.id).messages
+
+    async def add(session_id: SessionId, text: str) -> str:
+        message, written = messages.add(session_id, "user", [TextPart(Text(text))])
+        await written
+        return message.id
+
+    ids = [[await add(session_id, str(n)) for session_id in sessions][1] for n in range(7)]
+    found: list[str] = []
+    before = ""
+    while page := await remote.messages(sessions[1], limit=3, before=before):
+        found = [message.id for message in page] + found
+        before = page[0].id
+        await add(sessions[1], "later")
+    assert found == ids
+    assert [m.id for m in await remote.messages(sessions[1], before=ids[2])] == ids[:2]
 
 
 @contract("EXC-24")

@@ -13,6 +13,7 @@ TURN_QUERIES = (
     "is_cancelled", "settle_cancelled_run", "runs_of_cancel", "calls_of_message", "set_call_state",
     "get_body", "delete_body", "count_on_run", "edit_run", "place_run", "messages_from",
     "open_message_of_session", "last_message_of_session", "answers_of_run", "messages_of_session",
+    "place_of_message",
 )  # fmt: skip
 
 

@@ -166,8 +166,10 @@ class BlockingWorkspace:
     def sessions(self) -> list[Session]:
         return self.wait(self.workspace.sessions())
 
-    def messages(self, session_id: SessionId) -> list[Message]:
-        return self.wait(self.workspace.messages(session_id))
+    def messages(
+        self, session_id: SessionId, *, limit: int | None = None, before: str = ""
+    ) -> list[Message]:
+        return self.wait(self.workspace.messages(session_id, limit=limit, before=before))
 
     def runs(self, session_id: str = "") -> list[Run]:
         return self.wait(self.workspace.runs(session_id))

@@ -212,8 +212,14 @@ class RemoteWorkspace:
     async def delete_session(self, session_id: SessionId) -> None:
         await self.request("DELETE", "/sessions/{}", session_id)
 
-    async def messages(self, session_id: SessionId) -> list[Message]:
-        return await self.ask("GET", "/sessions/{}/messages", list[Message], session_id)
+    async def messages(
+        self, session_id: SessionId, *, limit: int | None = None, before: str = ""
+    ) -> list[Message]:
+        """The messages of a session, oldest first: all, or the last `limit` before a message."""
+        route, kind = "/sessions/{}/messages", list[Message]
+        if limit is None:
+            return await self.ask("GET", route, kind, session_id, before=before)
+        return await self.ask("GET", route, kind, session_id, before=before, limit=limit)
 
     async def user_messages(self, session_id: str = "") -> list[Message]:
         """The messages of users in a session, or in all sessions, newest first."""

@@ -30,6 +30,7 @@ from culm.wire.messages import (
 from culm.wire.runs import INTERRUPTED, finish_of
 
 LARGE_BYTES = 8 << 10  # Larger parts are stored separately: a listing of small rows is fast.
+PLACE_END = (1 << 63) - 1  # Greater than the place of any message.
 PROMPTS_MAX = 2000  # The prompt history is for the Up key, not an archive.
 
 
@@ -260,8 +261,22 @@ def messages_since_summary(connection: Connection, session_id: str) -> list[RawM
     return messages_of_session(session_id)(connection)
 
 
-def messages_of_session(session_id: str) -> Callable[[Connection], list[RawMessage]]:
-    return _listing("messages_of_session", session_id)
+@deferred
+def messages_of_session(
+    connection: Connection, session_id: str, limit: int | None = None, before: str = ""
+) -> list[RawMessage]:
+    """All messages of a session, or the last `limit`, or those before one of them.
+
+    Raises `MessageNotFound` if the session does not have that one.
+    """
+    end = PLACE_END
+    if before:
+        row = connection.run("place_of_message", before, session_id).fetchone()
+        if row is None:
+            raise MessageNotFound(before, hint="start again with the last page, without before")
+        end = row[0]
+    rows = _listing("messages_of_session", session_id, end, -1 if limit is None else limit)
+    return rows(connection)[::-1]
 
 
 def user_messages_of_session(session_id: str) -> Callable[[Connection], list[RawMessage]]:

@@ -11,6 +11,7 @@ from culm.wire.codec import doc
 from culm.wire.runs import State
 
 NAMES_MAX = 256  # In one list.
+MESSAGES_MAX = 1000  # On one page.
 DAYS_MAX = 36_600  # A century.
 OFFSET_S_MAX = 18 * 3600  # No time zone is farther from UTC.
 
@@ -63,6 +64,14 @@ class SnapshotQuery(Struct):
     sessions: Annotated[
         str, doc("Sessions to include messages of: comma-separated ids, or `*` for all.")
     ] = ""
+
+
+class MessagesQuery(Struct):
+    limit: Annotated[
+        Annotated[int, Meta(ge=1, le=MESSAGES_MAX)] | None,
+        doc("Only the last so many messages; fewer are returned if there are no earlier ones."),
+    ] = None
+    before: Annotated[str, doc("Only messages before the one with this id.")] = ""
 
 
 class RunsQuery(Struct):

@@ -221,6 +221,8 @@ async def _read_sessions(story: Story, session_id: SessionId) -> None:
         await story.ask("GET", path, session_id=session_id)
     await story.ask("GET", S, session_id=UNKNOWN)
     await story.ask("GET", f"{S}/messages", session_id=UNKNOWN)
+    for page in ({"limit": "1"}, {"limit": "0"}, {"limit": "1001"}, {"before": UNKNOWN}):
+        await story.ask("GET", f"{S}/messages", query=page, session_id=session_id)
     await story.ask("GET", f"{W}/messages/user")
     await story.ask("GET", f"{W}/snapshot")
     await story.ask("GET", f"{W}/snapshot", query={"sessions": session_id})

@@ -6,7 +6,7 @@ from culm.ids import SessionId
 from culm.server.api import WORKSPACE, Route
 from culm.store.messages import messages_of_session, user_messages, user_messages_of_session
 from culm.wire.messages import File, RawMessage, ReadFile, SaveSession, Session
-from culm.wire.queries import LastReadQuery
+from culm.wire.queries import LastReadQuery, MessagesQuery
 from culm.workspace.workspace import LiveWorkspace
 
 
@@ -37,9 +37,15 @@ async def delete_session(workspace: LiveWorkspace, session_id: SessionId) -> Non
     await workspace.sessions.delete(session_id)
 
 
-async def list_messages(workspace: LiveWorkspace, session_id: SessionId) -> list[RawMessage]:
-    """List the messages of a session, the oldest first. An unknown session has none."""
-    messages, _ = await workspace.messages.read(messages_of_session(session_id))
+async def list_messages(
+    workspace: LiveWorkspace, session_id: SessionId, query: MessagesQuery
+) -> list[RawMessage]:
+    """List the messages of a session, or a page of them, the oldest first.
+
+    An unknown session has none. A `before` that is not a message of the session is 404.
+    """
+    page = messages_of_session(session_id, query.limit, query.before)
+    messages, _ = await workspace.messages.read(page)
     return messages
 
 

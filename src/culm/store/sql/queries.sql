@@ -88,8 +88,11 @@ SELECT * FROM message_rows WHERE id = ?
 -- name: messages_of_session
 SELECT m.id, m.role, s.id, m.parts, m.model, m.provider, m.created_at, m.updated_at,
        m.is_summary, m.rev, m.run_id, m.large, m.is_open
-FROM sessions s JOIN messages m ON m.place BETWEEN s.no << 32 AND (s.no << 32) + 4294967295
-WHERE s.id = ? ORDER BY m.place
+FROM sessions s JOIN messages m ON m.place BETWEEN s.no << 32 AND MIN(?2, s.no + 1 << 32) - 1
+WHERE s.id = ?1 ORDER BY m.place DESC LIMIT ?3
+
+-- name: place_of_message
+SELECT place FROM message_rows WHERE id = ? AND session_id = ?
 
 -- name: messages_from
 SELECT m.id, m.role, s.id, m.parts, m.model, m.provider, m.created_at, m.updated_at,
