@@ -42,6 +42,7 @@ bench: dev
 	@$(BIN)/python -m bench.tree $(ARGS)
 	@$(BIN)/python -m bench.mirror $(ARGS)
 	@$(BIN)/python -m bench.cli $(ARGS)
+	@$(BIN)/python -m bench.growth $(ARGS)
 	@$(BIN)/python -m bench.baseline
 
 # The broad suite, then new simulation seeds: `make soak ARGS='--minutes 60'`.

@@ -25,13 +25,14 @@ from bench.appends import Appended, through_sqlite, through_store
 from bench.encoding import event_us
 from bench.ipc import Child, Command, Ready, Received, Spent, open_child
 from bench.ratios import OUT, NamedRatio, Ratio, write_result
-from bench.serving import list_messages, start_once
+from bench.serving import ServedDirectory, list_messages
 from bench.tables import aligned_table, format_number
 
 ROUNDS_MIN = 3
 PACE_S = 1 / 200  # The rate of the latency figure.
 LISTED = 10_000
-IDLE_S = 1.0  # After this a server has nothing left to do.
+SESSIONS = 50
+IDLE_S = 3.0  # After this a server has nothing left to do; its zygote is ready.
 
 
 class Size(Struct, frozen=True):
@@ -209,21 +210,25 @@ class Bench:
 
     def serving(self) -> None:
         self._progress("start and rest")
-        folder = self._folder_for("serving")
+        served = ServedDirectory(self._folder_for("serving"))
+        served.fill(SESSIONS)
         started = [
-            start_once(folder, idle_s=IDLE_S if n == 0 else 0.0) for n in range(self._size.starts)
+            served.start_once(idle_s=IDLE_S if n == 0 else 0.0) for n in range(self._size.starts)
         ]
-        self._bound("idle server: resident size", "MB", started[0].idle_mb, 60.0)
-        first_s = [start.first_200_s for start in started]
-        self._bound(
-            "`serve` to the first 200", "s", median(first_s), 0.45, f"best {min(first_s):.2f}"
-        )
+        idle = started[0]
+        beside = f"PSS: supervisor {idle.supervisor_mb:.1f}, zygote {idle.zygote_mb:.1f} MB"
+        self._bound("idle server: resident size", "MB", idle.server_mb, 48.0, beside)
+        opened_s = [start.opened_s for start in started]
+        import_s = median(start.import_s for start in started)
+        note = f"best {min(opened_s):.2f}; only importing the libraries {import_s:.2f}"
+        name = f"`serve` to an open workspace with {SESSIONS} sessions"
+        self._bound(name, "s", median(opened_s), 1.2 * import_s + 0.05, note)
         self._progress(f"{LISTED:,} messages")
         listed = list_messages(self._folder_for("listing"), LISTED, self._size.starts)
         cpu_ms = median(entry.cpu_ms for entry in listed)
         wall_ms = median(entry.wall_ms for entry in listed)
         note = f"{listed[0].megabytes:.1f} MB; {wall_ms:.0f} ms for the client"
-        self._bound(f"list {LISTED:,} messages: server CPU", "ms", cpu_ms, 60.0, note)
+        self._bound(f"list {LISTED:,} messages: server CPU", "ms", cpu_ms, 40.0, note)
 
     def _bound(self, name: str, unit: str, value: float, target: float, note: str = "") -> None:
         self.rows.append(Row(name, unit, value, None, None, target, note=note))

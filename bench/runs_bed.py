@@ -32,6 +32,7 @@ class Size(Struct, frozen=True):
     flat_rounds: int  # Of 20 runs, for each round of 200.
     tokens: int
     paced_tokens: int
+    lone_tokens: int  # Of a single run.
     prompts: int  # Per round.
     timed_tokens: int
     wire_tokens: int
@@ -43,6 +44,7 @@ FULL = Size(
     flat_rounds=3,
     tokens=2000,
     paced_tokens=1000,
+    lone_tokens=4000,
     prompts=40,
     timed_tokens=600,
     wire_tokens=2000,
@@ -53,6 +55,7 @@ QUICK = Size(
     flat_rounds=3,
     tokens=2000,
     paced_tokens=300,
+    lone_tokens=1000,
     prompts=30,
     timed_tokens=400,
     wire_tokens=1000,
@@ -107,10 +110,16 @@ class Bed:
         self._client = await self._stack.enter_async_context(
             open_workspace_client(served.address, str(directory), self._client_id)
         )
+        await self.watch_view("delta")
+        self._stack.callback(lambda: self.watch.close())
+
+    async def watch_view(self, view: str) -> None:
+        """Replace the subscriber by one of this view."""
+        if self._watch is not None:
+            self._watch.close()
         self._watch = await open_stream(
-            served.address, self._client.workspace, self._client_id, keeps=True
+            self.served.address, self.client.workspace, self._client_id, keeps=True, view=view
         )
-        self._stack.callback(self._watch.close)
 
     async def stop(self) -> None:
         await self._stack.aclose()

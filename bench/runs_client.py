@@ -161,9 +161,11 @@ class Stream(asyncio.Protocol):
         self._more.set()
 
 
-async def open_stream(address: Address, workspace: str, client_id: str, *, keeps: bool) -> Stream:
+async def open_stream(
+    address: Address, workspace: str, client_id: str, *, keeps: bool, view: str = "delta"
+) -> Stream:
     """Attach and wait until the stream is live. The caller closes it."""
-    path = f"{workspace}/events?client_id={client_id}&view=delta"
+    path = f"{workspace}/events?client_id={client_id}&view={view}"
     # In HTTP/1.0 a body ends with its connection, so there is no chunked encoding.
     request = address.head("GET", path, version="1.0")
     loop = asyncio.get_running_loop()

@@ -1,24 +1,33 @@
-"""`culm serve`: the time until it answers, and its memory when idle."""
+"""`culm serve`: the time until a workspace is open, and the memory of an idle server."""
 
 import http.client
+import json
 import os
 import re
 import subprocess
 import sys
 import time
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
 
+from bench.fleet_bed import children_of, memory_of
 from bench.ipc import Command, Ready, Spent, end, open_child
 from bench.publisher import Filled
 
 REQUEST_TIMEOUT_S = 10.0
+LIBRARIES = "aiohttp, uvloop, msgspec, sqlite3"  # A server cannot start without them.
 
 
 class Started(Struct):
-    first_200_s: float
-    idle_mb: float
+    opened_s: float  # From its start to the first 200 of opening a workspace.
+    import_s: float  # The same for an interpreter that only imports the libraries.
+    server_mb: float = 0.0  # RSS when idle ...
+    supervisor_mb: float = 0.0  # ... and PSS of the processes beside it.
+    zygote_mb: float = 0.0
 
 
 class Listed(Struct):
@@ -28,39 +37,80 @@ class Listed(Struct):
 
 
 def get(port: int, path: str) -> tuple[int, bytes]:
+    return request(port, "GET", path)
+
+
+def request(port: int, method: str, path: str, body: object = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_TIMEOUT_S)
     try:
-        connection.request("GET", path)
+        connection.request(method, path, None if body is None else json.dumps(body))
         response = connection.getresponse()
         return response.status, response.read()
     finally:
         connection.close()
 
 
-def start_once(folder: Path, *, idle_s: float) -> Started:
-    """Start `culm serve`, request until it answers 200, let it idle, stop it."""
-    environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
-    command = [sys.executable, "-m", "culm", "serve", "--host", "tcp://127.0.0.1:0"]
-    command += ["--no-auth", "--data-dir", str(folder / "data"), "--log-level", "error"]
-    start_s = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-    try:
-        assert process.stdout is not None, "opened with a pipe"
-        line = process.stdout.readline().decode()
-        found = re.fullmatch(r"listening tcp://127\.0\.0\.1:(\d+)\n", line)
-        if found is None:
-            raise RuntimeError(f"culm serve printed {line!r}")
-        status, _ = get(int(found[1]), "/v1/health")
-        first_200_s = time.monotonic() - start_s
+class ServedDirectory:
+    """Servers that are started one after the other with one data directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.project = folder / "project"
+        self.data = folder / "data"
+        self._folder = folder
+        self.project.mkdir(exist_ok=True)
+
+    def fill(self, sessions: int) -> None:
+        with self._started() as (port, _):
+            path = f"/v1/workspaces/{self._open(port)}/sessions"
+            for n in range(sessions):
+                status, _ = request(port, "POST", path, {"title": f"session {n}"})
+                if status != 200:
+                    raise RuntimeError(f"creating a session answered {status}")
+
+    def start_once(self, *, idle_s: float = 0.0) -> Started:
+        """Start `culm serve`, open the workspace, let it idle, stop it."""
+        began_s = time.monotonic()
+        subprocess.run([sys.executable, "-c", f"import {LIBRARIES}"], check=True)
+        start_s = time.monotonic()
+        with self._started() as (port, pid):
+            self._open(port)
+            opened_s = time.monotonic() - start_s
+            started = Started(opened_s, start_s - began_s)
+            if idle_s:
+                time.sleep(idle_s)
+                started.server_mb = rss_mb(pid)
+                (supervisor,) = children_of(pid)
+                (zygote,) = children_of(supervisor)
+                started.supervisor_mb = memory_of(supervisor).pss_mb
+                started.zygote_mb = memory_of(zygote).pss_mb
+            return started
+
+    def _open(self, port: int) -> str:
+        body = {"path": str(self.project), "client_id": str(uuid.uuid4())}
+        status, answer = request(port, "POST", "/v1/workspaces", body)
         if status != 200:
-            raise RuntimeError(f"culm serve answered {status}")
-        time.sleep(idle_s)
-        return Started(first_200_s, _rss_mb(process.pid))
-    finally:
-        end(process)
+            raise RuntimeError(f"opening a workspace answered {status}")
+        return json.loads(answer)["id"]
+
+    @contextmanager
+    def _started(self) -> Generator[tuple[int, int]]:
+        """A server, as its port and the id of its process."""
+        environment = {**os.environ, "XDG_STATE_HOME": str(self._folder / "state")}
+        command = [sys.executable, "-m", "culm", "serve", "--host", "tcp://127.0.0.1:0"]
+        command += ["--no-auth", "--data-dir", str(self.data), "--log-level", "error"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        try:
+            assert process.stdout is not None, "opened with a pipe"
+            line = process.stdout.readline().decode()
+            found = re.fullmatch(r"listening tcp://127\.0\.0\.1:(\d+)\n", line)
+            if found is None:
+                raise RuntimeError(f"culm serve printed {line!r}")
+            yield int(found[1]), process.pid
+        finally:
+            end(process)
 
 
-def _rss_mb(pid: int) -> float:
+def rss_mb(pid: int) -> float:
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None, "a running process has a resident size"
     return int(found[1]) / 1024

@@ -24,7 +24,7 @@ import uvloop
 from msgspec import Struct
 
 from bench.fanout import describe_machine
-from bench.fleet_bed import is_alive, spawn_bare
+from bench.fleet_bed import Memory, is_alive, memory_of, spawn_bare
 from bench.ratios import OUT
 from bench.runs_host import Cores, open_model, open_place
 from bench.runs_yardstick import work_us
@@ -147,7 +147,10 @@ class Bench:
             async with open_bed(place, self._model_url) as bed:
                 self._progress(f"{agents} agents of depth {len(WIDTHS)}, held")
                 await self._play_tree(bed, Reply(tokens=1, hold_after=0))
-                held, sizes = await bed.run_held("@0:", agents)
+                sizes: list[Memory] = []
+                held = await bed.run_held(
+                    "@0:", agents, lambda pids: sizes.extend(map(memory_of, pids))
+                )
                 self._check_done(held, agents)
                 self._progress("… with one word each")
                 short = await self._stream(bed, Reply(tokens=1))

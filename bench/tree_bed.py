@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,7 +12,6 @@ from typing import Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from bench.fleet_bed import Memory, memory_of
 from bench.runs_bed import SETTLE_S
 from bench.runs_client import (
     Asker,
@@ -242,16 +241,18 @@ class Bed:
         ran.texts.update(one.text.strip() for one in completes(self.watch.received))
         return ran
 
-    async def run_held(self, word: str, agents: int) -> tuple[Ran, list[Memory]]:
-        """Run a tree whose leaves wait in the middle of an answer, and measure its workers."""
+    async def run_held(
+        self, word: str, agents: int, measure: Callable[[Sequence[int]], None]
+    ) -> Ran:
+        """Run a tree whose leaves wait in the middle of an answer; `measure` gets its workers."""
         async with asyncio.TaskGroup() as group:
             task = group.create_task(self.run(word, agents))
             pids = await self._working(agents)
             await asyncio.sleep(SETTLE_S)
-            sizes = [memory_of(pid) for pid in pids]
+            measure(pids)
             with closing(Asker(parse_url(self._model_url))) as asker:
                 await asker.ask("POST", "/culm/release")
-        return task.result(), sizes
+        return task.result()
 
     async def _working(self, agents: int) -> list[int]:
         """Return the processes of so many agents, once all of them run."""
