@@ -65,12 +65,20 @@ class FakeClock:
     """A clock that moves only when a test advances it."""
 
     def __init__(self, now_s: float = 1_800_000_000.0) -> None:
-        self._now_s = now_s
+        self._now_s = now_s  # Monotonic.
+        self._set_by_s = 0.0
         self._timers: list[FakeTimer] = []
         self._count = 0
 
     def now_s(self) -> float:
+        return self._now_s + self._set_by_s
+
+    def monotonic_s(self) -> float:
         return self._now_s
+
+    def set_time(self, by_s: float) -> None:
+        """Change the time of day, as a person or a time server does; no timer notices it."""
+        self._set_by_s += by_s
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> FakeTimer:
         self._count += 1

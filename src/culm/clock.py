@@ -16,7 +16,11 @@ class Timer(Protocol):
 
 class Clock(Protocol):
     def now_s(self) -> float:
-        """Seconds since 1970."""
+        """Seconds since 1970, for times that are shown or stored. It jumps when the time is set."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Seconds that only ever increase, for durations. Equal in all processes of a machine."""
         ...
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> Timer:
@@ -29,6 +33,9 @@ class LoopClock:
 
     def now_s(self) -> float:
         return time.time()  # noqa: TID251 - all others use this clock
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()  # noqa: TID251 - all others use this clock
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> Timer:
         return asyncio.get_running_loop().call_later(delay_s, action)

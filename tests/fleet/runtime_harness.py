@@ -47,6 +47,9 @@ class ManualClock(LoopClock):
     def now_s(self) -> float:
         return self.manual.now_s()
 
+    def monotonic_s(self) -> float:
+        return self.manual.monotonic_s()
+
     def call_later(self, delay_s: float, action: Callable[[], None]) -> Timer:
         if delay_s < SHORT_S:
             return super().call_later(delay_s, action)

@@ -61,7 +61,7 @@ class HybridClock(WaitableClock):
     def call_later(self, delay_s: float, action: Callable[[], None]) -> FakeTimer:
         if delay_s >= SHORT_S:
             return super().call_later(delay_s, action)
-        timer = FakeTimer(self.now_s() + delay_s, 0, action)
+        timer = FakeTimer(self.monotonic_s() + delay_s, 0, action)
         LoopClock().call_later(delay_s, lambda: None if timer.cancelled else action())
         return timer
 

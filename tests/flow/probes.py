@@ -53,7 +53,7 @@ class WaitableClock(FakeClock):
 
     def _waiting(self) -> Iterator[float]:
         """The delays of all pending timers."""
-        now_s = self.now_s()
+        now_s = self.monotonic_s()
         for asked_s, timer in self._asked:
             if timer.at_s > now_s and not timer.cancelled:
                 yield asked_s

@@ -161,6 +161,23 @@ async def test_agent_at_its_wall_limit_ends_with_all_its_children(tmp_path: Path
         assert harness.launcher.alive == []
 
 
+@contract("EXC-29")
+@pytest.mark.parametrize("by_s", [3600.0, -3600.0])
+async def test_wall_limit_set_after_a_change_of_the_time_of_day_counts_from_the_start(
+    tmp_path: Path, by_s: float
+) -> None:
+    async with open_agents(tmp_path, talk("@ann", held())) as harness:
+        ann = await harness.start_agent("@ann: go")
+        await harness.until_asked_by("@ann")
+        harness.clock.advance(10)
+        harness.clock.set_time(by_s)
+        await harness.done(ann.agent_id, "budget", wall_s=60)
+        harness.clock.advance(49)
+        assert (await harness.agent("@ann")).state == "running"
+        harness.clock.advance(1)
+        await harness.until_agent("@ann", lambda one: one.outcome == "budget")
+
+
 async def test_budget_change_affects_only_named_limits_and_0_removes_one(tmp_path: Path) -> None:
     async with open_agents(tmp_path, talk("@lead", held()), talk("@ann", held())) as harness:
         ann = await harness.start_agent("@ann: go", limits={"tokens": 9_000, "cost": 2.0})

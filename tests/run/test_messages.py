@@ -84,6 +84,9 @@ class PumpClock:
     def now_s(self) -> float:
         return self._clock.now_s()
 
+    def monotonic_s(self) -> float:
+        return self._clock.monotonic_s()
+
     def call_later(self, delay_s: float, action: Callable[[], None]) -> Timer:
         if delay_s < 0.001:
             return asyncio.get_running_loop().call_soon(action)

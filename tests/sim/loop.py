@@ -1,6 +1,7 @@
 """A reproducible event loop: the seed decides the order, and time is virtual."""
 
 import asyncio
+import math
 import random
 import selectors
 from collections.abc import Callable, Coroutine
@@ -39,9 +40,16 @@ class SimLoop(asyncio.SelectorEventLoop):
         self._virtual = _VirtualSelector()
         super().__init__(self._virtual)
         self.random = random.Random(seed)
+        self.time_set_by_s = 0.0  # The time of day was changed by so much in all ...
+        self.time_set_at_s = -math.inf  # ... most recently then.
 
     def time(self) -> float:
         return self._virtual.now_s
+
+    def set_time(self, by_s: float) -> None:
+        """Change the time of day, as a person or a time server does; no timer notices it."""
+        self.time_set_by_s += by_s
+        self.time_set_at_s = self.time()
 
     def _run_once(self) -> None:
         ready: list[object] = list(self._ready)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
@@ -77,7 +85,10 @@ class SimClock:
         self._loop = loop
 
     def now_s(self) -> float:
-        return 1_800_000_000.0 + self._loop.time()
+        return 1_800_000_000.0 + self._loop.time() + self._loop.time_set_by_s
+
+    def monotonic_s(self) -> float:
+        return self._loop.time()
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> asyncio.TimerHandle:
         return self._loop.call_later(delay_s, action)

@@ -139,7 +139,7 @@ class LocalServers:
         candidates = server_candidates(env)
         async with self._probing:
             until_s, found = self._known.get(candidates, (0.0, {}))
-            now_s = self._clock.now_s()
+            now_s = self._clock.monotonic_s()
             if now_s >= until_s:
                 found = await _probe_all(candidates, self._within_s)
                 self._known[candidates] = (now_s + KEPT_S, found)

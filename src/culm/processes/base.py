@@ -32,7 +32,7 @@ class ProcessRequest(Struct, frozen=True):
     # own copies.
     descriptors: Sequence[int]
     title: str = ""  # The command as displayed to people.
-    started_s: float = 0.0  # Seconds since 1970; 0 means the time of the start.
+    started_s: float = 0.0  # Monotonic; 0 means the time of the start.
 
 
 class ProcessExit(Struct, frozen=True):

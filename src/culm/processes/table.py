@@ -90,7 +90,7 @@ class ProcessTable(Generic[T]):
         return sorted({pid for task in tasks for pid in task.result().left})
 
     def _started_s(self, request: ProcessRequest) -> float:
-        return request.started_s or self._clock.now_s()
+        return request.started_s or self._clock.monotonic_s()
 
     def _show(self, process: T, pids: list[int], rss_bytes: int) -> ProcessInfo:
         request = process.request
@@ -98,7 +98,7 @@ class ProcessTable(Generic[T]):
             process.pid,
             request.title or " ".join(request.argv),
             request.owner,
-            max(0.0, self._clock.now_s() - process.started_s),
+            max(0.0, self._clock.monotonic_s() - process.started_s),
             rss_bytes,
             tuple(pids),
             process.is_stopping,

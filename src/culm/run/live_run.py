@@ -103,7 +103,7 @@ class RunningTurn(Struct, eq=False):
     """The turn of a run: its task, and the limit of its time."""
 
     task: asyncio.Task[Ending]
-    began_s: float
+    began_s: float  # Monotonic.
     may_park: Callable[[], bool]  # True while it waits for a person and for nothing else.
     # Done when the task is no longer waited for.
     given_up: asyncio.Future[None] = field(
@@ -117,7 +117,7 @@ class RunningTurn(Struct, eq=False):
             self.timer.cancel()
             self.timer = None
         if wall_s:
-            left_s = max(0.0, wall_s - (clock.now_s() - self.began_s))
+            left_s = max(0.0, wall_s - (clock.monotonic_s() - self.began_s))
             self.timer = clock.call_later(left_s, on_late)
 
     def give_up(self) -> None:

@@ -499,7 +499,7 @@ class Messages:
         """Submit loose text to the store within `delay_s`."""
         if self._stopped:
             return
-        due_s = self._clock.now_s() + delay_s
+        due_s = self._clock.monotonic_s() + delay_s
         if self._chunk_timer is not None:
             if self._chunk_due_s <= due_s:
                 return

@@ -44,7 +44,7 @@ from culm.run.live_run import (
 from culm.run.recovery import RecoveryReport
 from culm.run.titles import Titles
 from culm.run.turn import TurnContext, run_turn, setting_of
-from culm.store.base import Unit
+from culm.store.base import Tx, Unit, together
 from culm.store.runs import (
     NewRun,
     RunBody,
@@ -376,19 +376,27 @@ class Runs:
     # --- stopping
 
     def cancel(
-        self, runs: Iterable[LiveRun], target: CancelTarget, session_id: SessionId | None = None
+        self,
+        runs: Iterable[LiveRun],
+        target: CancelTarget,
+        session_id: SessionId | None = None,
+        first: Unit | None = None,
     ) -> list[asyncio.Future[list[RunId]]]:
         """Stop these runs and everything that works for them; the futures complete with the commit.
 
         Runs that are already stopping are not stopped again. A run accepted later is a different
-        object and is not affected.
+        object and is not affected. The transaction of a cancel begins with `first`.
         """
         named = with_below(runs, self._by_id.values())
         fresh = [run for run in named if rules.covers(run)]
         if fresh:
             where = session_id or named[0].session_id
             ids = [run.id for run in fresh]
-            unit = add_cancel(self._context.ids.cancel(), where, target, ids)
+            add = add_cancel(self._context.ids.cancel(), where, target, ids)
+
+            def unit(tx: Tx) -> list[RunId]:
+                together(first)(tx)
+                return add(tx)
 
             def committed(ended: list[RunId]) -> None:
                 for run in fresh:
@@ -422,12 +430,14 @@ class Runs:
     ) -> list[asyncio.Future[list[RunId]]]:
         return self.cancel(self.of_session(session_id), target, session_id)
 
-    def cancel_run(self, run: LiveRun) -> list[asyncio.Future[list[RunId]]]:
+    def cancel_run(
+        self, run: LiveRun, first: Unit | None = None
+    ) -> list[asyncio.Future[list[RunId]]]:
         if run.control.host is not None:
             raise RunFolded(run.id, run.control.host.id)
         if run.control.is_shared:
             raise RunStarted(run.id)  # It was sent to the running turn and is being read.
-        return self.cancel([run], "run")
+        return self.cancel([run], "run", first=first)
 
     def orphan(self, run: LiveRun) -> None:
         """Stop a run whose result is no longer wanted, and everything below it."""
@@ -561,7 +571,7 @@ class Runs:
         # Not in the task group, which would wait for a tool that never stops; `stop` bounds it.
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._turn(run, journal), name=f"run {run.id}")
-        turn = run.control.turn = RunningTurn(task, context.clock.now_s(), may_park)
+        turn = run.control.turn = RunningTurn(task, context.clock.monotonic_s(), may_park)
         self._turns[task] = run.id
         task.add_done_callback(self._turns.pop)
         self._limit_time(run, turn, run.account.limits.wall_s)

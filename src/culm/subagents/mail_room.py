@@ -429,7 +429,10 @@ class MailRoom:
             log.warning("letter %s to %s has an id that is already in use", letter.id, address)
             await self._decline(address, claim, "its id is already in use", is_answer=False)
             return True
-        is_late = is_expired(letter, self._clock.now_s())
+        shown = await self._store.read(find_letter(letter.id))
+        # Once closed it stays closed, even if the time of day was set back since.
+        is_closed = shown is not None and shown.state in ("expired", "dead")
+        is_late = is_closed or is_expired(letter, self._clock.now_s())
         if stored is None and (recipient is None or is_late):
             await self._store.write(close_letter(letter.id, expired=recipient is not None))
             why = "there is no such agent" if recipient is None else LATE
@@ -530,8 +533,7 @@ class MailRoom:
         """Cancel an expired letter's run, unless it is being read or was sent to a worker."""
         if run.is_waiting:
             # First: a letter would become dead if its run were cancelled.
-            self._store.write(close_letter(letter.id, expired=True))
-            self._runs.cancel_run(run)
+            self._runs.cancel_run(run, first=close_letter(letter.id, expired=True))
 
     async def _finish(self, address: str, claim: ClaimedLetter) -> None:
         """Acknowledge an admitted letter; decline one whose run was cancelled before it began."""

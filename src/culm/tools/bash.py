@@ -166,14 +166,18 @@ class BashTool(Struct, frozen=True):
             return CallResult(str(exc) or _NO_ANSWER, is_error=True)
         if planned.arguments.run_in_background and not self.jobs.has_room():
             return _no_room()
-        started_s = self.context.clock.now_s()
+        clock = self.context.clock
+        shown_start_s = clock.now_s()
         output = CommandOutput(lambda: self._overflow(planned.call.session_id))
-        live = LiveOutput(watch, self.context.clock)
+        live = LiveOutput(watch, clock)
         try:
             running = await start(
-                self.context.processes, command, output_receiver(output, live), started_s
+                self.context.processes,
+                command,
+                output_receiver(output, live),
+                clock.monotonic_s(),
             )
-            return await _Waiting(self, planned, running, output, started_s).result()
+            return await _Waiting(self, planned, running, output, shown_start_s).result()
         except ProcessStartFailed as exc:
             return CallResult(f"The command could not be started: {exc}", is_error=True)
         finally:
@@ -202,7 +206,7 @@ class _Waiting(Struct, frozen=True):
     planned: _PlannedCommand
     running: RunningCommand
     output: CommandOutput
-    started_s: float
+    started_s: float  # Seconds since 1970.
 
     async def result(self) -> CallResult:
         """Wait and return the result. On any other exit the command is killed."""

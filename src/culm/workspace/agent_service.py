@@ -254,7 +254,7 @@ class AgentService:
 
     async def workers(self) -> list[Process]:
         """Return the worker processes of agents."""
-        now_s = self._context.clock.now_s()
+        now_s = self._context.clock.monotonic_s()
         live = [(run, run.control.turn) for run in self._runs.live() if run.pid]
         stats = await asyncio.to_thread(lambda: [find_stat(run.pid) for run, _ in live])
         return [

@@ -47,12 +47,12 @@ class _Bar:
         self._out = out
         self._clock = clock
         self._done = 0
-        self._due_s = clock.now_s() + AFTER_S
+        self._due_s = clock.monotonic_s() + AFTER_S
         self._drawn = 0  # Number of columns.
 
     def step(self, n: int) -> None:
         self._done += n
-        now_s = self._clock.now_s()
+        now_s = self._clock.monotonic_s()
         if now_s >= self._due_s:
             self._due_s = now_s + EVERY_S
             line = bar_line(self._label, self._done, self._total, _width_of(self._out))

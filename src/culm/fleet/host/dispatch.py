@@ -267,12 +267,12 @@ class Fleet:
     # --- the pool
 
     def _check_out(self, key: str) -> Worker | None:
-        decided = check_out(self._parked, key, self._clock.now_s())
+        decided = check_out(self._parked, key, self._clock.monotonic_s())
         self._apply(decided)
         return decided.chosen
 
     def _park(self, job: _Job, worker: Worker) -> None:
-        now_s = self._clock.now_s()
+        now_s = self._clock.monotonic_s()
         parked = ParkedWorker(worker, job.key, now_s + job.idle_s)
         self._apply(park(self._parked, parked, self._bounds.pool, now_s))
 
@@ -285,7 +285,7 @@ class Fleet:
         """Periodically end workers that were idle too long, died, or could not be ended."""
         while True:
             await pause(self._clock, self._bounds.pool.sweep_s)
-            self._apply(sweep(self._parked, self._clock.now_s()))
+            self._apply(sweep(self._parked, self._clock.monotonic_s()))
             self._roster.end_stuck_nowait()
 
     async def close(self) -> None:

@@ -211,7 +211,7 @@ class RunEventSink:
                 # Nothing is in the batcher, so it need not wait.
                 self._outbox.put_nowait(encode_frame(EventBatch(batcher.alone(Raw(data)))))
                 continue
-            self._form(batcher.add(Raw(data), qos, self._clock.now_s()))
+            self._form(batcher.add(Raw(data), qos, self._clock.monotonic_s()))
             self._gathered_bytes += len(data)
             if batcher.due_s is None:
                 self._gathered_bytes = 0
@@ -222,7 +222,7 @@ class RunEventSink:
             if self._dropped_events:
                 self._form([batcher.alone(Raw(self._drop_report()))])
         if batcher.due_s is not None and self._linger is None:
-            delay_s = max(0.0, batcher.due_s - self._clock.now_s())
+            delay_s = max(0.0, batcher.due_s - self._clock.monotonic_s())
             self._linger = self._clock.call_later(delay_s, self._on_linger)
 
     def _on_linger(self) -> None:

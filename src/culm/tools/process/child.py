@@ -123,7 +123,7 @@ async def run_child(
         stack.callback(reader.close)
         with ExitStack() as theirs:
             process_request = _process_request(
-                request, access.clock.now_s(), reader.open(theirs), theirs
+                request, access.clock.monotonic_s(), reader.open(theirs), theirs
             )
             handle = await access.processes.start(process_request)
         return await _read_answer(handle, reader, deadline)
@@ -270,7 +270,7 @@ async def exchange(processes: Processes, clock: Clock, request: ExchangeRequest)
             request.owner,
             pipes.theirs,
             request.title,
-            clock.now_s(),
+            clock.monotonic_s(),
         )
         handle = await processes.start(process_request)
         pipes.close_theirs()

@@ -332,7 +332,7 @@ async def run_user_command(
     )
     try:
         running = await start(
-            context.processes, request, output_receiver(output), context.clock.now_s()
+            context.processes, request, output_receiver(output), context.clock.monotonic_s()
         )
     except ProcessStartFailed as exc:
         return f"The command could not be started: {exc}\n", NOT_STARTED
