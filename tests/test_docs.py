@@ -12,7 +12,7 @@ from tests.pages import PAGES
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 CONTRACT_ID = re.compile(
-    r"^- \*\*((?:INV|EXC|FLEET|WIRE|MODEL|CFG|CLIENT|CLI)-\w+)\*\*", re.MULTILINE
+    r"^- \*\*((?:INV|EXC|FLEET|WIRE|MODEL|CFG|CLIENT|CLI|SAFE)-\w+)\*\*", re.MULTILINE
 )
 
 
