@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from culm.store import writer
+from culm.store.base import WriteJob, finish_group
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply
 from culm.wire.messages import Message, full_text
@@ -251,6 +253,21 @@ async def test_session_is_busy_from_the_202_until_its_end_is_published(
         await harness.received.until(lambda event: event.type == ending)
         assert not (await harness.session()).is_busy
         assert not (await harness.ask("/agent", AgentInfo)).is_busy
+
+
+@contract("INV-40")
+async def test_session_of_a_run_that_is_shown_as_ended_is_not_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish_late(jobs: list[WriteJob]) -> None:
+        asyncio.get_running_loop().call_later(0.05, finish_group, jobs)
+
+    monkeypatch.setattr(writer, "finish_group", finish_late)
+    async with open_runs(tmp_path) as harness:
+        run_id = await harness.prompt("Hi.")
+        while (await harness.run(run_id)).state != "ended":
+            pass
+        await harness.remote.delete_session(harness.session_id)
 
 
 @contract("INV-40")

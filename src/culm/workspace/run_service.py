@@ -234,7 +234,8 @@ class RunService:
     # --- reading
 
     async def get_run(self, run_id: str) -> Run:
-        run = await self._store.read(find_run(run_id))
+        # Published: a run that is shown as ended no longer makes its session busy.
+        run, _ = await self._store.read_published(find_run(run_id))
         if run is None:
             raise RunNotFound(run_id)
         return self._present(run)
@@ -243,7 +244,7 @@ class RunService:
         """Return the runs, latest first."""
         # The store does not know whether a run waits.
         stored = "" if state in ("waiting", "ending") else state or ""
-        runs = await self._store.read(list_runs(session_id, stored, RUNS_SHOWN))
+        runs, _ = await self._store.read_published(list_runs(session_id, stored, RUNS_SHOWN))
         shown = [self._present(run) for run in runs]
         return [run for run in shown if state is None or run.state == state]
 
