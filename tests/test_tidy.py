@@ -37,7 +37,7 @@ LAYERS = (
     ("processes",),
     ("shell",),
     ("wire",),
-    ("settings", "logs", "file_limit"),
+    ("settings", "logs", "file_limit", "heap"),
     ("clock", "errors", "files", "ids", "redaction", "__init__"),
 )
 # User interfaces reach a server only over the network.
@@ -47,7 +47,7 @@ CLIENT_MAY_IMPORT = {"client", "wire", "clock", "errors", "files", "ids", "setti
 FACES_MAY_IMPORT = CLIENT_MAY_IMPORT | {"cli", "config", "logs", "redaction"}
 # ... except for commands that work without a server, or are one.
 FACE_EXCEPTIONS = {
-    "cli.commands.serve": ({"assemble", "file_limit"}, "is the server"),
+    "cli.commands.serve": ({"assemble", "file_limit", "heap"}, "is the server"),
     "cli.commands.worker": ({"fleet.worker"}, "is a worker"),
     "cli.commands.agent": ({"fleet"}, "finds workers without a server"),
     "cli.commands.agent_serve": (

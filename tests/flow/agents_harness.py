@@ -62,7 +62,7 @@ class HybridClock(WaitableClock):
         if delay_s >= SHORT_S:
             return super().call_later(delay_s, action)
         timer = FakeTimer(self.monotonic_s() + delay_s, 0, action)
-        LoopClock().call_later(delay_s, lambda: None if timer.cancelled else action())
+        LoopClock().call_later(delay_s, lambda: timer.action())
         return timer
 
 

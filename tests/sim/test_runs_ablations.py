@@ -11,7 +11,7 @@ import pytest
 from culm.errors import StoreClosed
 from culm.ids import RunId, SessionId
 from culm.run import journal, recovery, rules, runs
-from culm.run.draft import Draft
+from culm.run.draft import Draft, PendingWrites
 from culm.run.journal import TurnJournal
 from culm.run.live_run import LiveRun
 from culm.run.messages import Messages
@@ -154,10 +154,10 @@ def an_end_is_tried_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def end_does_not_wait_for_pending_writes(patch: pytest.MonkeyPatch) -> None:
-    def untracked(_: TurnJournal, write: asyncio.Future[None]) -> asyncio.Future[None]:
-        return write
+    async def at_once(_: PendingWrites) -> None:
+        await asyncio.sleep(0)
 
-    patch.setattr(TurnJournal, "_track", untracked)
+    patch.setattr(PendingWrites, "wait", at_once)
 
 
 def end_is_not_published(patch: pytest.MonkeyPatch) -> None:

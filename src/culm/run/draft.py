@@ -42,6 +42,26 @@ CALLS_MAX = 64  # A model that makes more in one answer is looping.
 Track = Callable[[asyncio.Future[None]], asyncio.Future[None]]
 
 
+class PendingWrites:
+    """Writes to the store that are not durable yet."""
+
+    def __init__(self) -> None:
+        self._writes: set[asyncio.Future[None]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._writes)
+
+    def track(self, write: asyncio.Future[None]) -> asyncio.Future[None]:
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
+        return write
+
+    async def wait(self) -> None:
+        """Wait for those present now, also if they fail."""
+        if self._writes:
+            await asyncio.wait(self._writes)
+
+
 class DraftEnd(Struct, frozen=True):
     """The units that are committed with the end of a message, however often that is retried."""
 

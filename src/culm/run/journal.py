@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from culm.clock import Clock, pause
 from culm.errors import ModelFailed, SessionNotFound, StoreBusy, StoreClosed
 from culm.run.context import as_user, continuation, history_of, needs_summary, user_message
-from culm.run.draft import OpenAnswer, calls_in
+from culm.run.draft import OpenAnswer, PendingWrites, calls_in
 from culm.run.limits import FREE, Price, estimate
 from culm.run.live_run import LiveRun
 from culm.run.loop import Growth
@@ -159,7 +159,7 @@ class TurnJournal:
         self._last: Message | None = None  # The latest answer.
         # The ending stored in that answer, if it ended the turn.
         self._closed_by: Ending | None = None
-        self._writes: set[asyncio.Future[None]] = set()
+        self._writes = PendingWrites()
         self._ending = False
         self._left: Sequence[int] = ()  # Processes that did not stop.
         # Called once, when the answer begins to grow, to start work that is not urgent.
@@ -180,7 +180,7 @@ class TurnJournal:
     def _reenter(self, message: Message, results: Sequence[Message]) -> None:
         """Continue a step of an earlier server: a complete answer, with some results."""
         draft = self._messages.reopen(message)
-        self._answer = OpenAnswer(draft, self._messages, self._clock, self._track)
+        self._answer = OpenAnswer(draft, self._messages, self._clock, self._writes.track)
         self._began, self._last = True, message
         self._calls.known = [replace(call, run_id=self._run.id) for call in calls_in(message)]
         self._calls.take_over(results)
@@ -273,7 +273,7 @@ class TurnJournal:
         def committed() -> None:
             self._began = True
             self._owner.on_active(self._run)
-            self._answer = OpenAnswer(draft, self._messages, self._clock, self._track)
+            self._answer = OpenAnswer(draft, self._messages, self._clock, self._writes.track)
             if not summary:
                 self._last = draft.message
             on_commit()
@@ -287,7 +287,7 @@ class TurnJournal:
             before=before,
             on_commit=committed,
         )
-        return self._track(written)
+        return self._writes.track(written)
 
     def _present(self) -> OpenAnswer:
         assert self._answer is not None, "an answer was begun"
@@ -313,7 +313,7 @@ class TurnJournal:
         self._setting = setting
         unit = set_run_model(self._run.id, setting.provider_id, setting.model_id)
         named = self._store.write(unit)
-        await asyncio.shield(self._track(named))
+        await asyncio.shield(self._writes.track(named))
         if self._answer is not None:
             await self._answer.clear(model=setting.model_id, provider=setting.provider_id)
 
@@ -344,7 +344,7 @@ class TurnJournal:
         self._check_going()
         self._calls.started.add(call.id)
         unit = set_call_state(self._present().draft.message.id, call.id, "started")
-        await asyncio.shield(self._track(self._store.write(unit)))
+        await asyncio.shield(self._writes.track(self._store.write(unit)))
 
     def record_output(self, call_id: str, text: str) -> CallOutput | None:
         """Record output of a running call; None if it must not be published."""
@@ -362,7 +362,7 @@ class TurnJournal:
             step.answered[call.id] = message
             self._messages.forget_output(draft, call.id)
 
-        await asyncio.shield(self._track(self._store.write(unit, committed)))
+        await asyncio.shield(self._writes.track(self._store.write(unit, committed)))
 
     def _result(self, result: ToolResult) -> tuple[Message, Callable[[Tx], None]]:
         message, unit = self._compose("tool", [ToolResultPart(result)])
@@ -382,7 +382,7 @@ class TurnJournal:
 
     def store_count(self) -> None:
         """Store the usage now, as the end of the step may take long."""
-        written = self._track(self._store.write(together(self._usage())))
+        written = self._writes.track(self._store.write(together(self._usage())))
         self._is_counted = self._used is not None
         written.add_done_callback(self._check_counted)
 
@@ -406,7 +406,7 @@ class TurnJournal:
 
         before = together(*(unit for _, unit in missing), self._usage())
         written = self._messages.finish(draft, finish, before=before, on_commit=committed)
-        await asyncio.shield(self._track(written))
+        await asyncio.shield(self._writes.track(written))
 
     def _usage(self) -> Unit | None:
         """Return the unit that stores the usage: once, with the calls or else with the end."""
@@ -433,7 +433,7 @@ class TurnJournal:
         finish = Finish("end_turn", int(self._clock.now_s()))
         after = together(replaces, add_run_usage(self._run.id, used))
         written = self._messages.finish(draft, finish, after=after, on_commit=committed)
-        await asyncio.shield(self._track(written))
+        await asyncio.shield(self._writes.track(written))
 
     # --- the end of the run
 
@@ -456,8 +456,7 @@ class TurnJournal:
     async def _write_end(self, ending: Ending) -> None:
         if self._began:
             self._notify_answered()
-        if self._writes:
-            await asyncio.wait(self._writes)
+        await self._writes.wait()
         if self._answer is not None and self._answer.draft.ended:
             # The end of its last step could not be stored and is being retried. Wait for it.
             self._owner.on_delayed(self._run)
@@ -587,11 +586,6 @@ class TurnJournal:
                 await pause(self._clock, RETRY_S)
             else:
                 return
-
-    def _track(self, write: asyncio.Future[None]) -> asyncio.Future[None]:
-        self._writes.add(write)
-        write.add_done_callback(self._writes.discard)
-        return write
 
 
 def _text_of(answer: Message | None) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -120,9 +121,14 @@ class RunningTurn(Struct, eq=False):
             left_s = max(0.0, wall_s - (clock.monotonic_s() - self.began_s))
             self.timer = clock.call_later(left_s, on_late)
 
-    def give_up(self) -> None:
-        if not self.given_up.done():
-            self.given_up.set_result(None)
+    def give_up_in(self, clock: Clock, delay_s: float) -> None:
+        """Wait no longer than that. The timer refers to the future only, not to the turn."""
+        clock.call_later(delay_s, partial(_complete, self.given_up))
+
+
+def _complete(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class LiveRunControl(Struct, eq=False):

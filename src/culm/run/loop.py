@@ -250,9 +250,10 @@ class _PendingRequest:
             try:
                 done = await received.receive(self._active.model.stream(self._request))
             except ModelFailed as exc:
-                failure, delay_s = exc, retry_delay_s(exc, attempt)
+                delay_s = retry_delay_s(exc, attempt)
                 if delay_s is None:
                     raise
+                failure = exc
             else:
                 used = used_of(done.usage, self._active.price, self._request, received.size)
                 self._meter.settle(self._reservation, used)
@@ -263,6 +264,7 @@ class _PendingRequest:
             attempt += 1
             await self._journal.clear()
             await pause(delay_s, failure)
+            del failure  # Its traceback refers to this frame and so to the whole turn.
 
     async def _reserve(self) -> None:
         if not self._reservation:

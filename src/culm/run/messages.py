@@ -12,7 +12,7 @@ from culm.clock import Clock, Timer
 from culm.errors import MessageNotFound, StoreBusy
 from culm.events.hub import TransientEvent
 from culm.ids import Ids, MessageId, SessionId
-from culm.run.draft import Draft, DraftEnd, check_part, check_size, put_parts
+from culm.run.draft import Draft, DraftEnd, PendingWrites, check_part, check_size, put_parts
 from culm.store.base import Connection, Tx, Unit, together
 from culm.store.messages import (
     CapturedMessage,
@@ -65,7 +65,7 @@ class Messages:
         self._tail = store.tail
         self._tail_timer: Timer | None = None
         self._stopped = False
-        self._writes: set[asyncio.Future[None]] = set()
+        self._writes = PendingWrites()
         self._publish_delta = publish_delta
 
     # --- changing: each method returns when its change is submitted, its future when it is durable
@@ -92,7 +92,7 @@ class Messages:
     ) -> tuple[Message, asyncio.Future[None]]:
         """Add a message that is complete from the start."""
         message, unit = self.compose(session_id, role, parts)
-        return message, self._track(self._store.write(together(unit)))
+        return message, self._writes.track(self._store.write(together(unit)))
 
     def open(
         self,
@@ -211,7 +211,7 @@ class Messages:
                 draft.deleting -= 1
                 self._after_write(draft)
 
-        return self._track(
+        return self._writes.track(
             self._store.write(delete_message(message_id), lambda _: self.forget(message_id), failed)
         )
 
@@ -230,7 +230,7 @@ class Messages:
             self._store_text(list(self._open.values()))
             if not self._writes:
                 break
-            await asyncio.wait(self._writes)
+            await self._writes.wait()
             if any(draft.damaged for draft in self._open.values()):
                 raise StoreBusy("open messages are not stored")
 
@@ -443,7 +443,7 @@ class Messages:
             else:
                 self._arm(RETRY_S)
 
-        return self._track(self._store.write(unit, published, failed))
+        return self._writes.track(self._store.write(unit, published, failed))
 
     def _after_write(self, draft: Draft) -> None:
         if draft.damaged:
@@ -493,7 +493,7 @@ class Messages:
                 draft.damage(number)
             self._arm(RETRY_S)
 
-        self._track(self._store.write(add_chunks(chunks), stored, failed))
+        self._writes.track(self._store.write(add_chunks(chunks), stored, failed))
 
     def _arm(self, delay_s: float) -> None:
         """Submit loose text to the store within `delay_s`."""
@@ -516,11 +516,7 @@ class Messages:
         """Drop a message whose row is gone or no longer matters."""
         if draft := self._open.pop(message_id, None):
             draft.ended = True
+            draft.end = None  # It refers to the owner of the draft; see `Runs._release`.
             draft.gone.set()
             if draft.outputs:
                 self._arm_tail()
-
-    def _track(self, write: asyncio.Future[None]) -> asyncio.Future[None]:
-        self._writes.add(write)
-        write.add_done_callback(self._writes.discard)
-        return write

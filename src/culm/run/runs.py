@@ -452,7 +452,7 @@ class Runs:
         run.control.stop = why
         if (turn := run.control.turn) is not None:
             turn.task.cancel()
-            self._context.clock.call_later(STOP_S, turn.give_up)
+            turn.give_up_in(self._context.clock, STOP_S)
 
     def on_store_failing(self) -> None:
         """Stop every turn, as its results cannot be stored; they end once writing works again."""
@@ -510,9 +510,18 @@ class Runs:
             except Exception:  # boundary: a failing run must not block its session
                 log.exception("the end of run %s was not written", run.id)
                 self._leave(run)
+            if run.control.ended.is_set():
+                self._release(run)
             if not run.control.ended.is_set() and rules.next_run(self.line(session_id)) is run:
                 break  # The store has closed; the next start recovers the rest.
         del self._workers[session_id]
+
+    def _release(self, run: LiveRun) -> None:
+        """Break the cycles of an ended run, which would keep its conversation in memory.
+
+        The collector of cycles comes rarely, and long texts do not make it come sooner.
+        """
+        run.control.turn = run.control.worker = None
 
     async def _carry_out(self, run: LiveRun) -> None:
         context, control = self._context, run.control

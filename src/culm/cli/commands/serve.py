@@ -18,6 +18,7 @@ from culm.cli.terminal.process import ECHO_S
 from culm.clock import LoopClock
 from culm.config.sources import read_user_file
 from culm.file_limit import raise_file_limit
+from culm.heap import limit_heap
 from culm.ids import Ids
 from culm.logs import set_up_logs
 from culm.settings import (
@@ -150,6 +151,7 @@ def run_server(options: ServeOptions) -> None:
     Raises `ListenFailed` or `TooFewFiles`.
     """
     raise_file_limit()
+    limit_heap()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(options))
         # All work is done. Do not wait for a thread that hangs in a file system.
