@@ -2,9 +2,10 @@
 
 import asyncio
 import shutil
+import sqlite3
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlencode
@@ -31,6 +32,7 @@ from culm.wire.runs import (
     RunChanged,
     RunComplete,
 )
+from culm.workspace.roots import project_folder
 from tests.flow.conftest import FlowServer, open_flow
 from tests.flow.drive import Answer, held_database, send, until
 from tests.flow.probes import Probe, WaitableClock, script
@@ -317,7 +319,14 @@ class CrashImage:
     def __init__(self, harness: Harness) -> None:
         self._data = harness.flow.folder / "data"
         self._copy = harness.flow.folder / "image"
+        self._project = harness.flow.directory().resolve()
         shutil.copytree(self._data, self._copy)
+
+    def execute(self, statement: str, *values: str) -> None:
+        """Change its database."""
+        database = project_folder(self._copy, self._project) / "culm.db"
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute(statement, values)
 
     def restore(self) -> None:
         shutil.rmtree(self._data)

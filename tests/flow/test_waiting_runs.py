@@ -1,14 +1,11 @@
 """Runs that wait for a person survive a restart, and their calls run once."""
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from culm.testing.script import Reply
 from culm.wire.asks import AskChanged
-from culm.workspace.roots import project_folder
 from tests.flow.asking import (
     ChangingProbe,
     QuestionProbe,
@@ -182,10 +179,8 @@ async def test_refusal_that_was_stored_before_a_kill_ends_the_run(
             run_id = await harness.prompt("Hi.")
             ask = await request_in(harness.received)
             image = CrashImage(harness)
-            folder = project_folder(tmp_path / "image", harness.flow.directory().resolve())
         # The kill came between the commit of the answer and that of the call's result.
-        with closing(sqlite3.connect(folder / "culm.db")) as connection, connection:
-            connection.execute("UPDATE asks SET state = ?", (state,))
+        image.execute("UPDATE asks SET state = ?", state)
         async with restarts.next(tool, image=image) as harness:
             assert await ends(harness) == [(run_id, outcome)]
             assert await asks(harness, "all") == {ask.id: state}
@@ -201,9 +196,7 @@ async def test_declined_question_that_was_stored_before_a_kill_ends_the_turn(
             run_id = await harness.prompt("Hi.")
             await batch_in(harness.received)
             image = CrashImage(harness)
-            folder = project_folder(tmp_path / "image", harness.flow.directory().resolve())
-        with closing(sqlite3.connect(folder / "culm.db")) as connection, connection:
-            connection.execute("UPDATE asks SET state = 'canceled'")
+        image.execute("UPDATE asks SET state = 'canceled'")
         async with restarts.next(QuestionProbe(), image=image) as harness:
             assert await outcomes(harness) == {run_id: "end_turn"}
             assert await contents(harness) == ["User cancelled this question"]
@@ -240,11 +233,7 @@ async def test_allowed_but_unstarted_call_is_interrupted_and_reported_as_not_run
             run_id = await harness.prompt("Hi.")
             ask = await request_in(harness.received)
             image = CrashImage(harness)
-            folder = project_folder(tmp_path / "image", harness.flow.directory().resolve())
-        connection = sqlite3.connect(folder / "culm.db")
-        with connection:
-            connection.execute("UPDATE asks SET state = 'allowed'")
-        connection.close()
+        image.execute("UPDATE asks SET state = 'allowed'")
         async with restarts.next(tool, image=image) as harness:
             assert await ends(harness) == [(run_id, "interrupted")]
             assert await asks(harness, "all") == {ask.id: "allowed"}
