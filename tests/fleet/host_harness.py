@@ -182,6 +182,7 @@ class TrackedLink:
     def __init__(self, link: MemoryLink) -> None:
         self.link = link
         self.receive = link.receive
+        self.room = link.room
         self.send = link.send
         self.is_closed = False
 

@@ -272,9 +272,11 @@ class SlowLink:
         self.receive = self.ours.receive
         self.close = self.ours.close
 
-    async def send(self, frame: bytes) -> None:
+    room = 0
+
+    async def send(self, *frames: bytes) -> None:
         await self.may_continue.wait()
-        await self.ours.send(frame)
+        await self.ours.send(*frames)
 
 
 @contract("FLEET-98")
@@ -304,11 +306,13 @@ class OneFrameLink:
         self.receive = link.receive
         self.close = link.close
 
-    async def send(self, frame: bytes) -> None:
+    room = 0
+
+    async def send(self, *frames: bytes) -> None:
         if self._has_sent:
             raise LinkLost("broken pipe")
         self._has_sent = True
-        await self._link.send(frame)
+        await self._link.send(*frames)
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,15 @@ async def test_frames_of_either_side_arrive_whole_and_in_order(kind: Kind) -> No
     async def send(link: Link) -> None:
         for frame in frames:
             await link.send(frame)
+        await link.send(*frames[:50])
+        await link.send(*frames)
 
+    expected = [*frames, *frames[:50], *frames]
     async with open_pair(kind) as (parent, worker), asyncio.TaskGroup() as group:
         group.create_task(send(parent))
         group.create_task(send(worker))
-        assert [await worker.receive() for _ in frames] == frames
-        assert [await parent.receive() for _ in frames] == frames
+        assert [await worker.receive() for _ in expected] == expected
+        assert [await parent.receive() for _ in expected] == expected
 
 
 @both

@@ -180,13 +180,18 @@ class End:
                 self.line.on_cancel()
         return frame
 
-    async def send(self, frame: bytes) -> None:
+    @property
+    def room(self) -> int:
+        return self.link.room
+
+    async def send(self, *frames: bytes) -> None:
         self.line.world.expect(not self._is_sending, "two send on line", self.line.number)
         self._is_sending = True
-        self.kinds.append(kind_of(frame))
         try:
-            await self.link.send(frame)
-            self.terminals += b'"kind":"terminal"' in frame
+            for frame in frames:
+                self.kinds.append(kind_of(frame))
+                await self.link.send(frame)
+                self.terminals += b'"kind":"terminal"' in frame
         finally:
             self._is_sending = False
 

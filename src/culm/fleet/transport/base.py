@@ -23,8 +23,13 @@ class Link(Protocol):
         """
         ...
 
-    async def send(self, frame: bytes) -> None:
-        """Send one frame, waiting for a slow reader; raises `LinkLost`. One sender at a time.
+    @property
+    def room(self) -> int:
+        """The size of the frames that one `send` may have; a single frame may be larger."""
+        ...
+
+    async def send(self, *frames: bytes) -> None:
+        """Send frames in order, waiting for a slow reader; raises `LinkLost`. One sender at a time.
 
         Canceling it while it waits ends the link.
         """

@@ -75,7 +75,15 @@ class MemoryLink:
     async def receive(self) -> bytes | None:
         return await self._inward.take()
 
-    async def send(self, frame: bytes) -> None:
+    @property
+    def room(self) -> int:
+        return 0  # Each frame may have to wait.
+
+    async def send(self, *frames: bytes) -> None:
+        for frame in frames:
+            await self._send(frame)
+
+    async def _send(self, frame: bytes) -> None:
         if len(frame) > MESSAGE_BYTES_MAX:
             self.cut("a frame exceeds the size limit of a link")
         if self._outward.is_over:

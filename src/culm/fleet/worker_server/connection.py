@@ -209,11 +209,11 @@ class WorkerConnection:
     async def _write(self) -> None:
         outbox = self._outbox
         while True:
-            frame = outbox.take_nowait()
-            if frame is None:
+            frames = outbox.take_nowait(self._link.room)
+            if not frames:
                 await outbox.filled()
                 continue
-            await self._link.send(frame)
+            await self._link.send(*frames)
             while self._endings and self._endings[0][0] <= outbox.frames_taken:
                 self._pop_ending()
                 if not self._owed:

@@ -91,19 +91,21 @@ class FrameOutbox:
         self._requests.clear()
         self._room.set()
 
-    def take_nowait(self) -> bytes | None:
-        """Take the next frame to write, if any."""
+    def take_nowait(self, room: int = 0) -> list[bytes]:
+        """Take what to write next: a request, or one frame, or several that fit into `room`."""
         if self._requests:
             self._room.set()
-            return self._requests.popleft()
-        if not self._frames:
-            return None
-        frame = self._frames.popleft()
-        self._bytes -= len(frame)
-        self.frames_taken += 1
-        if self.on_room is not None:
+            return [self._requests.popleft()]
+        frames: list[bytes] = []
+        size = 0
+        while self._frames and (not frames or size + len(self._frames[0]) <= room):
+            frames.append(self._frames.popleft())
+            size += len(frames[-1])
+        self._bytes -= size
+        self.frames_taken += len(frames)
+        if frames and self.on_room is not None:
             self.on_room()
-        return frame
+        return frames
 
     async def filled(self) -> None:
         """Wait until there is a frame to write. Only the writer calls it."""
