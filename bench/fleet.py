@@ -45,7 +45,7 @@ from bench.tools import Result, Row, report
 from bench.traffic import cpu_s, raise_file_limit
 from culm.fleet.transport.websocket import connect_websocket
 
-ZYGOTE_MS, POOL_MS, CROWD_S, PSS_MB, FRAME_US, SLOWEST = 12.0, 4.0, 1.5, 8.0, 12.0, 3.0
+ZYGOTE_MS, POOL_MS, CROWD_S, PSS_MB, FRAME_US, SLOWEST = 12.0, 4.0, 1.5, 5.0, 4.0, 3.0
 CROWD = 100  # Workers started at once.
 CONNECTIONS = 200  # To one service.
 POOL_ROLE = "pool"

@@ -113,7 +113,8 @@ async def open_culm(folder: Path, ack_port: int) -> AsyncGenerator[Culm]:
         data_dir=folder / "data",
         hosts=("tcp://127.0.0.1:0",),
         auth=False,
-        settings=Settings(create_grace_s=600.0),  # No client keeps the workspace open.
+        # No client keeps the workspace open, and every stream is one.
+        settings=Settings(create_grace_s=600.0, clients_max=2000),
     )
     ids = Ids()
     async with open_server(options, LoopClock(), ids, lambda: None) as server:

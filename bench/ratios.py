@@ -137,7 +137,8 @@ def against_work(
 def ratios_of(bench: str, named: Iterable[NamedRatio]) -> dict[str, Ratio]:
     """Return the declared ratios of a benchmark that were measured."""
     found = {one.name: one.ratio for one in named}
-    return {name: found[row] for name, row in DECLARED[bench].items() if row in found}
+    declared = DECLARED.get(bench, {})  # Some have only figures that are not compared.
+    return {name: found[row] for name, row in declared.items() if row in found}
 
 
 def write_result(bench: str, result: Struct, named: Iterable[NamedRatio]) -> None:

@@ -83,7 +83,8 @@ async def _round(transports: list[asyncio.Transport], command: Command) -> Spent
 async def _serve(path: str) -> None:
     transports: list[asyncio.Transport] = []
     loop = asyncio.get_running_loop()
-    await loop.create_unix_server(lambda: Connection(transports), path, backlog=512)
+    # A server that nothing refers to may be collected.
+    _server = await loop.create_unix_server(lambda: Connection(transports), path, backlog=512)
     answer(Command(str(os.getpid())))
     async for command in commands():
         async with asyncio.timeout(STEP_TIMEOUT_S):

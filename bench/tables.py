@@ -21,10 +21,9 @@ def format_number(value: float) -> str:
 
 def print_footer(work_us: Sequence[float], wrong: Sequence[str], seconds: float) -> None:
     """Print how steady the machine was, and all errors."""
-    work = sorted(work_us)
-    print(
-        f"\nthe same plain work took {work[0]:.0f} to {work[-1]:.0f} µs, median {median(work):.0f}"
-    )
+    if work := sorted(work_us):
+        low, middle, high = f"{work[0]:.0f}", f"{median(work):.0f}", f"{work[-1]:.0f}"
+        print(f"\nthe same plain work took {low} to {high} µs, median {middle}")
     for what in sorted(set(wrong)):
         print(f"wrong: {what} ({wrong.count(what)} times)")
     print(f"wrong: {len(wrong)}; {seconds:.0f} s")

@@ -41,21 +41,27 @@ from bench.tree_bed import (
     script_of,
     tree_rules,
 )
-from bench.tree_mail import measure
+from bench.tree_mail import Letters, measure
 from bench.tree_rows import TOP, agent_name, below, fill
 from culm.testing.script import Reply
 
-FIRST_S, CALL_RATIO, TOKEN_US, LIST_MS, LETTER_RATIO = 0.5, 1.5, 60.0, 50.0, 2.0
+FIRST_S, CALL_RATIO, TOKEN_US, LIST_MS, LETTER_RATIO = 0.5, 1.5, 60.0, 25.0, 2.0
+DELIVER_US, ACK_US = 1500.0, 150.0
 CROWD = 20  # Agents of one call.
 MOMENTS: tuple[tuple[str, Moment, float | None], ...] = (
     ("every agent known to a client", "known", None),
     ("every worker heard", "connected", FIRST_S),
     ("every agent said or called something", "active", FIRST_S),
 )
+FIRST_MOMENTS: tuple[tuple[str, Moment], ...] = (
+    ("its worker heard", "connected"),
+    ("its first event", "active"),
+)
 WIDTHS = (4, 7, 6)  # Children of an agent, by depth: 200 agents; the leaves stream.
 PACE = 20.0  # Tokens a second of each of those.
 MANY, FEW = 10_000, 100  # Agents that are listed, and for comparison.
 ALONE = 2  # Rounds of a call with one agent, for each server.
+TYPING_S = 2.0  # From the opening of a workspace to the first call of an agent.
 LETTERS = 200  # In one round.
 DONE = "Done."
 GONE_EVERY_S, GONE_TRIES = 0.05, 100
@@ -64,6 +70,7 @@ GONE_EVERY_S, GONE_TRIES = 0.05, 100
 class Size(Struct, frozen=True):
     """The amount of work; a full run takes about three minutes."""
 
+    firsts: int  # Servers with a single agent.
     servers: int  # Each has one cold call.
     crowds: int  # On each.
     trees: int
@@ -73,8 +80,12 @@ class Size(Struct, frozen=True):
     letters: int  # Rounds.
 
 
-FULL = Size(servers=3, crowds=5, trees=2, tokens=2000, paced_tokens=400, lists=30, letters=10)
-QUICK = Size(servers=1, crowds=3, trees=1, tokens=1000, paced_tokens=100, lists=10, letters=3)
+FULL = Size(
+    firsts=5, servers=3, crowds=5, trees=2, tokens=2000, paced_tokens=400, lists=30, letters=10
+)
+QUICK = Size(
+    firsts=2, servers=1, crowds=3, trees=1, tokens=1000, paced_tokens=100, lists=10, letters=3
+)
 
 
 class Bench:
@@ -85,6 +96,25 @@ class Bench:
         self.rows: list[Row] = []
         self.wrong: list[str] = []
         self.work_us: list[float] = []
+
+    # --- the first agent
+
+    async def first(self) -> None:
+        """Call one agent on new servers, once a person would have typed the first prompt."""
+        ran: list[Ran] = []
+        for number in range(self._size.firsts):
+            self._progress(f"the first agent, server {number + 1}")
+            with open_place(self._folder, f"first-{number}") as place:
+                async with open_bed(place, self._model_url, cold=False) as bed:
+                    await asyncio.sleep(TYPING_S)
+                    ran.append(await self._call(bed, 1))
+            await self._check_gone(ran[-1:])
+        for what, moment in FIRST_MOMENTS:
+            found = [one.last_s(moment) for one in ran]
+            name = f"the first agent, {TYPING_S:.0f} s after its workspace was opened: {what}"
+            note = f"fastest {min(found):.3f}, slowest {max(found):.3f}"
+            p50 = median(found)
+            self.rows.append(Row(name, "s", p50, None, p50, "", FIRST_S, note))
 
     # --- one call, many agents
 
@@ -250,20 +280,31 @@ class Bench:
     # --- letters
 
     def letters(self) -> None:
-        ours: list[float] = []
-        plain: list[float] = []
-        ratios: list[float] = []
+        rounds: list[Letters] = []
         for number in range(self._size.letters):
             self._progress(f"letters, round {number + 1}")
-            found = measure(self._folder / f"letters-{number}", LETTERS)
-            self._check(f"{found.lost} letters were lost", not found.lost)
-            ours.append(median(found.ours))
-            plain.append(median(found.plain))
-            ratios.append(ours[-1] / plain[-1])
+            rounds.append(measure(self._folder / f"letters-{number}", LETTERS))
+            self._check(f"{rounds[-1].lost} letters were lost", not rounds[-1].lost)
+        ours, plain, delivered, acked = (
+            [median(times) for times in by_round]
+            for by_round in (
+                [one.ours for one in rounds],
+                [one.plain for one in rounds],
+                [one.delivered for one in rounds],
+                [one.acked for one in rounds],
+            )
+        )
+        ratios = [one / least for one, least in zip(ours, plain, strict=True)]
         p50 = median(ratios)
         note = f"{1 / p50:.2f} of its rate; {min(ratios):.2f} to {max(ratios):.2f} ×; {_load()}"
         name = "a letter delivered, claimed and acknowledged, against a file made as safe"
         self.rows.append(Row(name, "µs", median(ours), median(plain), p50, "×", LETTER_RATIO, note))
+        for what, times, target in (
+            ("delivered", delivered, DELIVER_US),
+            ("acknowledged", acked, ACK_US),
+        ):
+            us = median(times)
+            self.rows.append(Row(f"a letter {what}", "µs", us, None, us, "", target))
 
     # --- checks
 
@@ -316,7 +357,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-PARTS = ("crowd", "tree", "listing", "letters")
+PARTS = ("first", "crowd", "tree", "listing", "letters")
 
 
 async def run(options: argparse.Namespace) -> Result:
@@ -331,7 +372,7 @@ async def run(options: argparse.Namespace) -> Result:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=OUT)))
         model = stack.enter_context(open_model(folder, Cores(), 0))
         bench = Bench(QUICK if options.quick else FULL, folder, model.url)
-        for part in (bench.crowd, bench.tree, bench.listing):
+        for part in (bench.first, bench.crowd, bench.tree, bench.listing):
             if part.__name__ in wanted:
                 await part()
         if "letters" in wanted:

@@ -31,11 +31,9 @@ from culm.wire.codec import Json
 
 WAIT_S = 240.0  # For one tree, on a busy machine.
 POLL_S = 0.5
-# No limits on the width of a tree; all children of an agent work at once; the first call is cold.
-SETTINGS = (
-    '"agents_at_once": 1000, "agents_children_max": 1000, "run_steps_max": 100, '
-    '"prepare_workers_s": 0'
-)
+# No limits on the width of a tree; all children of an agent work at once.
+SETTINGS = '"agents_at_once": 1000, "agents_children_max": 1000, "run_steps_max": 100'
+COLD = '"prepare_workers_s": 0'  # The first agent starts the zygote.
 NOTES = "notes.txt"
 OFFLINE: dict[str, Json] = {"prompt": f"read {NOTES}", "model": "offline/offline"}
 LEAF = "Say something."
@@ -268,12 +266,13 @@ class Bed:
 
 
 @asynccontextmanager
-async def open_bed(place: Place, model_url: str) -> AsyncGenerator[Bed]:
-    """A new server, whose zygote is not started yet.
+async def open_bed(place: Place, model_url: str, *, cold: bool = True) -> AsyncGenerator[Bed]:
+    """A new server. Cold: it starts its zygote with its first agent.
 
     No process is pinned to cores: workers are descendants of the server and would share its cores.
     """
-    config = CONFIG.replace('"run_steps_max": 100', SETTINGS)
+    settings = f"{SETTINGS}, {COLD}" if cold else SETTINGS
+    config = CONFIG.replace('"run_steps_max": 100', settings)
     served = start(Candidate("culm", OURS, config=config), place, model_url, Cores())
     async with AsyncExitStack() as stack:
         stack.callback(served.reap)

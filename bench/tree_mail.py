@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from culm.clock import LoopClock
 from culm.ids import LetterId
@@ -16,32 +16,30 @@ TEXT = "Please look at the second part as well, and say what you find. " * 4
 
 
 class Letters(Struct):
-    """Times of letters from delivery to acknowledgement in µs, and of plain files."""
+    """Times of letters in µs, and of plain files."""
 
-    ours: list[float]
-    plain: list[float]
-    lost: int  # Letters that differ from what was delivered.
+    ours: list[float] = field(default_factory=list[float])  # From delivery to acknowledgement.
+    delivered: list[float] = field(default_factory=list[float])  # Of that, the delivery ...
+    acked: list[float] = field(default_factory=list[float])  # ... and the acknowledgement.
+    plain: list[float] = field(default_factory=list[float])
+    lost: int = 0  # Letters that differ from what was delivered.
 
 
 def measure(folder: Path, letters: int) -> Letters:
     """Alternate between both, so that they share the load of the disk."""
     mailbox = MaildirPostOffice(folder / "mailboxes", LoopClock()).make("agent")
-    found = Letters([], [], 0)
+    found = Letters()
     plain = folder / "plain"
     for part in ("tmp", "new"):
         (plain / part).mkdir(parents=True)
     for number in range(letters):
         letter = _letter(number)
         data = encode_letter(letter)
+        _deliver_and_ack(mailbox, letter, found)
         start_ns = time.perf_counter_ns()
-        is_right = _deliver_and_ack(mailbox, letter)
-        between_ns = time.perf_counter_ns()
         write_durably(plain, letter.id, data)
-        end_ns = time.perf_counter_ns()
+        found.plain.append((time.perf_counter_ns() - start_ns) / 1e3)
         (plain / "new" / letter.id).unlink()
-        found.ours.append((between_ns - start_ns) / 1e3)
-        found.plain.append((end_ns - between_ns) / 1e3)
-        found.lost += not is_right
     return found
 
 
@@ -55,10 +53,18 @@ def _letter(number: int) -> Letter:
     )
 
 
-def _deliver_and_ack(mailbox: Mailbox, letter: Letter) -> bool:
+def _deliver_and_ack(mailbox: Mailbox, letter: Letter, found: Letters) -> None:
+    start_ns = time.perf_counter_ns()
     mailbox.deliver(letter)
+    delivered_ns = time.perf_counter_ns()
     claims = mailbox.claim(1)
-    return [claim.letter for claim in claims] == [letter] and mailbox.ack(claims[0])
+    claimed_ns = time.perf_counter_ns()
+    is_right = [claim.letter for claim in claims] == [letter] and mailbox.ack(claims[0])
+    end_ns = time.perf_counter_ns()
+    found.ours.append((end_ns - start_ns) / 1e3)
+    found.delivered.append((delivered_ns - start_ns) / 1e3)
+    found.acked.append((end_ns - claimed_ns) / 1e3)
+    found.lost += not is_right
 
 
 def write_durably(folder: Path, name: str, data: bytes) -> None:
