@@ -140,3 +140,11 @@ def test_bash_changes_nothing_when_running_free_commands(tmp_path: Path) -> None
         check=False,
     )
     assert _state(root) == before
+
+
+def test_no_character_crashes_the_parser(judge_command: Judge) -> None:
+    # Its tables have 256 entries; what is beyond them depends on the memory of the process.
+    for code in range(0x80, 0x110000, 97):
+        if not 0xD800 <= code < 0xE000:
+            judgement = judge_command(f"ls {{{chr(code)}a: {{{chr(code)}")
+            assert judgement.commands == (f"ls {{{chr(code)}a: {{{chr(code)}",)

@@ -528,6 +528,12 @@ def _is_expanded(start: str) -> bool:
     return not any(quote in start for quote in "'\"\\")
 
 
+# The grammar looks characters up in the tables of C that have only 256 entries, so others may crash
+# the process. To the shell all of them are ordinary characters of a word, as is this one to the
+# grammar, and `walk` refuses it in a command. Positions in the text stay the same.
+_AS_ASCII = bytes(byte if byte < 0x80 else 0x7F for byte in range(256))
+
+
 @cache
 def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
@@ -538,7 +544,7 @@ def _parse(source: bytes) -> Tree | None:
     openers = source.count(b"(") + source.count(b"{") + source.count(b"[") + source.count(b"<")
     if len(source) > TEXT_BYTES_MAX or openers > OPENERS_MAX:
         return None
-    tree = _parser().parse(source)
+    tree = _parser().parse(source.translate(_AS_ASCII))
     return tree if _is_bounded(tree) else None
 
 
