@@ -8,10 +8,10 @@ nobody uses.
 import ctypes
 
 HEAPS_MAX = 2  # One for the event loop, one that all other threads share.
-# Larger blocks come from the kernel and return to it. Reads of 256 KB and most answers are smaller:
-# a system call for each of them would double the time of a cancel beside fast runs.
+# Larger blocks come from the kernel and return to it. With 128 KiB, every read of a fast stream was
+# one, and a cancel beside ten of them took half as long again.
 BLOCK_BYTES = 1 << 20
-FREE_BYTES = 16 << 20  # So much may stay free at the end of a heap.
+FREE_BYTES = 4 << 20  # So much may stay free at the end of a heap.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
