@@ -128,7 +128,7 @@ async def open_server(
                     stall_s=options.settings.model_stall_s,
                 ),
                 make_tools=_make_tools if tools is None else lambda context, jobs: tools,
-                read_project_context=_cached_context(work, options.settings.workspaces_max),
+                read_project_context=_cached_context(work, options.settings.workspaces_max, clock),
                 fleet=fleet,
                 discovery_dir=_discovery_dir(options),
                 make_post=lambda folder: MaildirPostOffice(folder, clock),
@@ -175,14 +175,14 @@ def _blocking_in(work: FileExecutor) -> BlockingCall:
 
 
 def _cached_context(
-    work: FileExecutor, workspaces_max: int
+    work: FileExecutor, workspaces_max: int, clock: Clock
 ) -> Callable[[Path, ContextPaths, float], Awaitable[ProjectContext]]:
     cache: dict[tuple[Path, ContextPaths], tuple[float, ProjectContext]] = {}
 
     async def read_context(path: Path, paths: ContextPaths, now_s: float) -> ProjectContext:
         """Read the context once for turns that begin together, as each read occupies a thread."""
         until_s, context = cache.get((path, paths), (0.0, ProjectContext(str(path))))
-        if now_s < until_s:
+        if clock.monotonic_s() < until_s:
             return context
         try:
             context = await work.run(
@@ -192,7 +192,7 @@ def _cached_context(
             return ProjectContext(str(path))
         if len(cache) > workspaces_max:
             cache.clear()
-        cache[path, paths] = (now_s + CONTEXT_CACHE_S, context)
+        cache[path, paths] = (clock.monotonic_s() + CONTEXT_CACHE_S, context)
         return context
 
     return read_context

@@ -1,12 +1,14 @@
 """Store failures during a run: the run stops, and its end is published once after recovery."""
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
 
 from culm.run import runs as runs_module
 from culm.run.journal import RETRY_S
+from culm.store.text_tail import DiskFile
 from culm.testing.model_server import open_model_server
 from culm.testing.script import Reply
 from culm.wire.workspaces import StoreHealth
@@ -56,6 +58,26 @@ async def test_failed_write_ends_the_run_with_an_error_and_starts_no_call(
         assert (harness.received.completed(), tool.calls) == ([run_id], [])
         assert (await harness.received.complete(await harness.prompt("Again."))).text == "Fine."
         assert_paired(harness.sent(2))
+
+
+@contract("EXC-26")
+async def test_run_goes_on_if_only_its_text_cannot_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_file: DiskFile, _data: bytes, _at: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async with open_runs(tmp_path, play=script(HELD)) as harness:
+        run_id = await harness.prompt("Hi.")
+        await harness.received.text("Hello")
+        monkeypatch.setattr(DiskFile, "write", refuse)
+        harness.model.release()
+        assert (await harness.received.complete(run_id)).text == "Hello there."
+        await harness.catch_up()
+        health = harness.received.all("store_health", StoreHealth)
+        assert [state.state for state in health] == ["ok", "failing", "ok"]
+        assert health[1].reason == "Input/output error"
+        assert (await harness.rows())[1] == ("assistant", "Hello there.", "end_turn")
 
 
 async def until_failing(harness: Harness) -> None:

@@ -234,6 +234,51 @@ async def test_output_of_a_long_call_is_kept_while_the_tail_is_emptied(
     assert not any(file.data for file in harness.file.tail_files)
 
 
+@contract("EXC-27")
+async def test_deleted_text_leaves_the_tail_during_a_long_call(harness: MessagesHarness) -> None:
+    call, opened = harness.messages.open(harness.session_id)
+    await opened
+    gone, opened = harness.messages.open(harness.session_id)
+    await opened
+    harness.messages.record_output(call, "c", "still running")
+    harness.messages.append(gone, 0, "text", "secret")
+    harness.workspace.hub.flush()
+    await harness.messages.finish(gone, Finish("end_turn", 1))
+    for _ in range(5):
+        await tick(harness)
+    assert any(b"secret" in file.data for file in harness.file.tail_files)
+    armed = harness.clock.armed()
+    await harness.messages.delete(gone.message.id)
+    for _ in range(5):
+        await tick(harness)
+    assert not any(b"secret" in file.data for file in harness.file.tail_files)
+    assert outputs_on_disk(harness) == {"c": "still running"}
+    assert harness.clock.armed() <= armed, "a silent call costs nothing"
+
+
+@contract("EXC-27")
+async def test_deleted_session_leaves_the_tail_while_another_answer_grows(
+    harness: MessagesHarness,
+) -> None:
+    kept, opened = harness.messages.open(harness.session_id)
+    await opened
+    doomed = (await harness.workspace.sessions.create("doomed")).id
+    gone, opened = harness.messages.open(doomed)
+    await opened
+    harness.messages.append(gone, 0, "text", "secret")
+    harness.messages.append(kept, 0, "text", "kept")
+    harness.workspace.hub.flush()
+    await harness.messages.finish(gone, Finish("end_turn", 1))
+    await harness.workspace.sessions.delete(doomed)
+    for n in range(8):
+        harness.messages.append(kept, 0, "text", str(n))
+        harness.workspace.hub.flush()
+        await tick(harness)
+        await harness.messages.flush()
+    assert not any(b"secret" in file.data for file in harness.file.tail_files)
+    assert await text_shown(harness) == "kept01234567"
+
+
 async def test_many_long_outputs_do_not_fill_the_file_that_they_are_carried_to(
     harness: MessagesHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

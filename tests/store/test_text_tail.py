@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import stat
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from culm.store.text_tail import (
 )
 from culm.wire.events import MessageDelta
 from culm.wire.messages import Part, Text, TextPart, ToolCall, ToolCallPart
+from tests.support import WAIT_S, contract
 
 EPOCH = Epoch("e1")
 
@@ -86,7 +88,8 @@ def test_records_of_another_database_are_ignored() -> None:
         ([record("bcd", 1), record("ef", 4)], [(0, 2, "cdef")]),
         ([record("b", 1)], []),
         ([record("late", 3)], []),
-        ([record("late", 3), record("cd", 2)], [(0, 2, "cd")]),
+        ([record("ef", 4), record("cd", 2)], [(0, 2, "cdef")]),
+        ([record("next", 0, part=3), record("new", 0, part=2)], [(2, 0, "new"), (3, 0, "next")]),
         ([record("new", 0, part=2)], [(2, 0, "new")]),
         ([record("new", 1, part=2)], []),
         ([record("new", 0, part=3)], []),
@@ -145,11 +148,11 @@ async def test_text_is_on_disk_before_write_returns(tmp_path: Path) -> None:
     tail.write([delta("some"), delta(" text", 4)])
     (file,) = [path for path in tmp_path.iterdir() if path.stat().st_size]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    tail.close()
+    await tail.close()
     again = open_text_tail(database, EPOCH)
     assert [one.text for one in again.recovered] == ["some", " text"]
     await again.clear()
-    again.close()
+    await again.close()
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [0, 0]
 
 
@@ -162,10 +165,10 @@ async def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "pwrite", write_some)
     tail = open_text_tail(tmp_path / "culm.db", EPOCH)
     tail.write([delta("a text longer than seven bytes")])
-    tail.close()
+    await tail.close()
     again = open_text_tail(tmp_path / "culm.db", EPOCH)
     assert [one.text for one in again.recovered] == ["a text longer than seven bytes"]
-    again.close()
+    await again.close()
 
 
 async def test_a_failed_write_leaves_the_records_before_and_after_it() -> None:
@@ -200,6 +203,24 @@ async def test_a_file_is_emptied_only_after_its_text_is_committed() -> None:
     assert memory_tail(*files).recovered == []
 
 
+@contract("EXC-26")
+@pytest.mark.parametrize("switches", [1, 2, 3])
+async def test_text_of_two_files_is_restored_whichever_is_newer(switches: int) -> None:
+    files = MemoryTailFile(), MemoryTailFile()
+    tail = memory_tail(*files)
+    for n in range(switches):
+        tail.write([delta(str(n), n)])
+        tail.maintain(uncommitted=n)  # Empties the file before.
+        await worked(tail)
+        tail.switch()
+    tail.write([delta("!", switches)])
+    stored = "012"[: switches - 1]
+    (chunk,) = missing_text(
+        MessageId("m"), 0, [TextPart(Text(stored))], memory_tail(*files).recovered
+    )
+    assert stored + chunk.text == "012"[:switches] + "!"
+
+
 async def test_the_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_tail, "FILE_BYTES_MAX", 100)
     tail = memory_tail()
@@ -215,8 +236,85 @@ async def test_a_second_server_does_not_disturb_the_first(tmp_path: Path) -> Non
     assert second.recovered == []
     second.write([delta("other")])
     await second.clear()
-    second.close()
-    first.close()
+    await second.close()
+    await first.close()
     again = open_text_tail(tmp_path / "culm.db", EPOCH)
     assert [one.text for one in again.recovered] == ["kept"]
-    again.close()
+    await again.close()
+
+
+class Syncs:
+    """Replaces `os.fdatasync` and counts the calls for the files of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.error: OSError | None = None
+        self.count = 0
+        self._folder = str(folder)
+        self._fdatasync = os.fdatasync
+
+    def __call__(self, descriptor: int) -> None:
+        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(self._folder):
+            return self._fdatasync(descriptor)  # Another test has not closed its tail yet.
+        self.count += 1
+        if self.error is not None:
+            raise self.error
+        return None
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while self.count < count:
+                await asyncio.sleep(0.01)
+
+
+async def test_failed_sync_is_logged_once_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(text_tail, "SYNC_S", 0.0)
+    syncs = Syncs(tmp_path)
+    monkeypatch.setattr(os, "fdatasync", syncs)
+    tail = open_text_tail(tmp_path / "culm.db", EPOCH)
+    syncs.error = OSError(errno.EIO, "Input/output error")
+    tail.write([delta("one")])
+    await syncs.until(2)  # Both files.
+    tail.write([delta("two", 3)])
+    await syncs.until(4)
+    assert caplog.text.count("cannot be synced") == 1
+    syncs.error = None
+    tail.write([delta("three", 6)])
+    await syncs.until(6)
+    await tail.close()
+
+
+async def test_text_is_recorded_if_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(text_tail, "SYNC_S", 0.0)
+    syncs = Syncs(tmp_path)
+    monkeypatch.setattr(os, "fdatasync", syncs)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    tail = open_text_tail(tmp_path / "culm.db", EPOCH)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        tail.write([delta("one")])
+        tail.write([delta("two", 3)])
+    assert caplog.text.count("can't start new thread") == 1
+    assert syncs.count == 0
+    tail.write([delta("three", 6)])
+    await syncs.until(2)
+    await tail.close()
+    again = open_text_tail(tmp_path / "culm.db", EPOCH)
+    assert [one.text for one in again.recovered] == ["one", "two", "three"]
+    await again.close()
+
+
+def test_the_end_of_refused_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_tail, "OUTPUT_CHARS_MAX", 5)
+    shown = ShownOutput()
+    shown.add(0, "ab")
+    shown.hold("cdefghi")
+    assert (shown.length, shown.held) == (4, "efghi")
+    shown.add(4, "efghi")
+    assert (shown.length, shown.text) == (9, "efghi")

@@ -25,7 +25,7 @@ from culm.store.messages import (
     save_message,
 )
 from culm.store.store import Store
-from culm.store.text_tail import CARRIED_CHARS_MAX, OUTPUT_CHARS_MAX, ShownOutput, TailRecord
+from culm.store.text_tail import CARRIED_CHARS_MAX, ShownOutput, TailRecord
 from culm.wire.codec import clean, decode, encodable, encode
 from culm.wire.events import CallOutput, MessageDelta
 from culm.wire.messages import (
@@ -64,6 +64,7 @@ class Messages:
         self._chunk_due_s = 0.0
         self._tail = store.tail
         self._tail_timer: Timer | None = None
+        self._tail_erased_to = -1  # The last file that may have deleted text.
         self._stopped = False
         self._writes = PendingWrites()
         self._publish_delta = publish_delta
@@ -211,15 +212,18 @@ class Messages:
                 draft.deleting -= 1
                 self._after_write(draft)
 
-        return self._writes.track(
-            self._store.write(delete_message(message_id), lambda _: self.forget(message_id), failed)
-        )
+        def deleted(_: None) -> None:
+            self.forget(message_id)
+            self._erase_tail()
+
+        return self._writes.track(self._store.write(delete_message(message_id), deleted, failed))
 
     def forget_session(self, session_id: SessionId) -> None:
         """Drop the open messages of a deleted session."""
         for draft in list(self._open.values()):
             if draft.message.session_id == session_id:
                 self.forget(draft.message.id)
+        self._erase_tail()
 
     async def flush(self) -> None:
         """Submit all open text to the store and wait for every write in flight.
@@ -279,7 +283,7 @@ class Messages:
         shown = draft.outputs.setdefault(call_id, ShownOutput(tail_from=self._tail.number))
         offset, text = shown.length, shown.held + clean(text)
         if not self._write_tail([draft.output_record(call_id, offset, text)]):
-            shown.held = text[-OUTPUT_CHARS_MAX:]
+            shown.hold(text)
             return None
         shown.held = ""
         shown.add(offset, text)
@@ -294,7 +298,7 @@ class Messages:
         try:
             self._tail.write(texts)
         except OSError as exc:
-            self._store.record_failure(StoreBusy(exc.strerror or str(exc)))
+            self._store.record_tail_failure(exc)
             return False
         self._arm_tail()
         return True
@@ -303,17 +307,23 @@ class Messages:
         if self._tail_timer is None and not self._stopped:
             self._tail_timer = self._clock.call_later(MAINTAIN_S, self._maintain_tail)
 
+    def _erase_tail(self) -> None:
+        """Empty the files that may have deleted text; what is still needed goes to the other."""
+        self._tail_erased_to = self._tail.number
+        self._arm_tail()
+
     def _maintain_tail(self) -> None:
-        if self._tail.is_large:
+        self._tail_timer = None
+        erases = self._tail.has(self._tail_erased_to)
+        if self._tail.is_large or erases:
             self._store_all_text()
             self._carry_over_outputs()
         drafts = self._open.values()
         texts = [draft.tail_from for draft in drafts if draft.tail_from is not None]
         outputs = [output.tail_from for draft in drafts for output in draft.outputs.values()]
         has_more = self._tail.maintain(min(texts + outputs, default=None))
-        if outputs and not texts:
+        if outputs and not texts and not erases:
             has_more = self._tail.is_working  # The end of a call arms the timer again.
-        self._tail_timer = None
         if has_more:
             self._arm_tail()
 

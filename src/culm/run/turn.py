@@ -191,7 +191,8 @@ class ConfiguredModelChain:
             except ModelFailed as exc:
                 log.warning("model %s is not usable: %s", name, exc.message)
                 continue
-            log.warning("%s; falling back to %s", failure.message, name)
+            # Not the message: it may quote the conversation, which can be deleted; a log cannot.
+            log.warning("%s; falling back to %s", failure.title, name)
             await self._hand_over(chosen)
             return True
         return False

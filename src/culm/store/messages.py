@@ -150,13 +150,16 @@ def restore_text(tx: Tx, records: Iterable[TailRecord]) -> None:
 def missing_text(
     message_id: MessageId, rev: int, parts: Sequence[Part], records: Iterable[TailRecord]
 ) -> list[TextChunk]:
-    """Return the text after the end of each part. A record after a gap is ignored."""
+    """Return the text after the end of each part. A record after a gap is ignored.
+
+    The records may come in any order.
+    """
     kinds: list[Growing | None] = [growing_of(part) for part in parts]
     known = [len(text_of(p, k) or "") if k else 0 for p, k in zip(parts, kinds, strict=True)]
     is_final = [isinstance(part, ToolCallPart) and part.data.finished for part in parts]
     ends = list(known)
     pieces: list[list[str]] = [[] for _ in parts]
-    for record in records:
+    for record in sorted(records, key=lambda one: (one.part, one.offset)):
         n = record.part
         if n == len(kinds) and record.offset == 0:
             kinds.append(record.kind)

@@ -6,7 +6,7 @@ and trimmed. The other modules of this package define the units for entities.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
@@ -61,6 +61,7 @@ class Store:
         self.damaged = False  # Damage was found; the next open checks the file's integrity.
         self._initial_health = health  # Restored after a failure, so that "replaced" is not lost.
         self.publish: Publish = _publish_nothing
+        self.is_failing = False  # Nothing can be committed.
         self.on_health: Callable[[StoreHealth], None] = _ignore_health
         self._database = database
         self._loop = asyncio.get_running_loop()
@@ -100,6 +101,7 @@ class Store:
                 fail(job.error)
                 return
             if self.health.state == "failing" and job.wrote and not self.damaged:
+                self.is_failing = False
                 self._set_health(self._initial_health)
             result = cast("T", job.result)  # The result of `unit`; `WriteJob` has no type for it.
             if job.events:
@@ -179,12 +181,18 @@ class Store:
         return result, seq
 
     def record_failure(self, error: Exception) -> None:
-        """Report the health that an error of the file or of the tail shows."""
+        """Report the health that an error of the database shows."""
         self.damaged = self.damaged or isinstance(error, StoreDamaged)
-        if isinstance(error, StoreClosed) or self.health.state == "failing":
+        if isinstance(error, StoreClosed) or self.is_failing:
             return
         if isinstance(error, StoreBusy):
+            self.is_failing = True
             self._set_health(StoreHealth("failing", error.message))
+
+    def record_tail_failure(self, error: OSError) -> None:
+        """Report that text cannot be recorded; it is stored by commits instead, if those work."""
+        if self.health.state != "failing":
+            self._set_health(StoreHealth("failing", error.strerror or str(error)))
 
     def _set_health(self, health: StoreHealth) -> None:
         self.health = health
@@ -232,7 +240,8 @@ async def _open(
 ) -> AsyncGenerator[Store]:
     epoch, seq = await database.read(lambda c: (find_meta(c, "epoch"), last_seq(c)))
     assert epoch is not None, "a prepared database has an epoch"
-    with closing(open_tail(Epoch(epoch))) as tail:
+    tail = open_tail(Epoch(epoch))
+    try:
         store = Store(database, Epoch(epoch), seq, health, tail)
         await _mark(store, "0")
         try:
@@ -242,6 +251,8 @@ async def _open(
         # Not in a `finally`: after an exception in the block the end is not clean.
         if not store.damaged:
             await _mark(store, "1")
+    finally:
+        await tail.close()
 
 
 async def _mark(store: Store, clean: str) -> None:

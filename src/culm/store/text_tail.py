@@ -20,7 +20,6 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable
-from contextlib import ExitStack
 from copy import copy
 from pathlib import Path
 from queue import SimpleQueue
@@ -38,6 +37,7 @@ log = logging.getLogger(__name__)
 FILE_BYTES = 4 << 20  # With more than this the text should go to the database.
 FILE_BYTES_MAX = 64 << 20  # Reached only while the database cannot take it.
 OUTPUT_CHARS_MAX = 30_000  # Kept of one call: a model reads about as much of a command.
+CLOSE_TIMEOUT_S = 5.0
 SYNC_S = 0.1  # A power cut loses at most this much time of a stream.
 CARRIED_CHARS_MAX = FILE_BYTES // 8  # Output fills at most half a file when it is carried over.
 _FRAME = struct.Struct("<II")  # The length of a record and its checksum.
@@ -69,6 +69,12 @@ class ShownOutput(Struct):
         self.text = (self.text + new)[-OUTPUT_CHARS_MAX:]
         self.length = max(self.length, offset + len(text))
 
+    def hold(self, text: str) -> None:
+        """Keep text that the tail refused; of a long one, only the end."""
+        left_out = max(0, len(text) - OUTPUT_CHARS_MAX)
+        self.length += left_out
+        self.held = text[left_out:]
+
     def described(self) -> str:
         left_out = self.length - len(self.text)
         note = f"[… {left_out:,} characters are left out here …]\n" if left_out else ""
@@ -78,7 +84,7 @@ class ShownOutput(Struct):
 def shown_outputs(records: Iterable[TailRecord]) -> dict[tuple[MessageId, str], ShownOutput]:
     """Return the output of each call, by the ids of its message and the call."""
     outputs: dict[tuple[MessageId, str], ShownOutput] = {}
-    # A record that was carried over repeats the ones before it.
+    # Files come in any order, and a record that was carried over repeats the ones before it.
     for record in sorted(records, key=lambda one: one.offset):
         if record.call_id:
             output = outputs.setdefault((record.message_id, record.call_id), ShownOutput())
@@ -131,6 +137,7 @@ class TailFile(Protocol):
         ...
 
     def read(self) -> bytes: ...
+    def sync(self) -> None: ...
     def clear(self) -> None: ...
     def close(self) -> None: ...
 
@@ -157,6 +164,7 @@ class TextTail:
         self._size = 0
         self._old: int | None = None  # The number of the other file while it has text.
         self._work: asyncio.Future[None] | None = None  # In a thread; only one at a time.
+        # Not in the order of writing: either file may be the newer one.
         self.recovered = [r for file in files for r in decode_records(file.read(), epoch)]
 
     def write(self, texts: Iterable[MessageDelta | TailRecord]) -> None:
@@ -180,6 +188,12 @@ class TextTail:
     def is_large(self) -> bool:
         return self._size > FILE_BYTES
 
+    def has(self, number: int) -> bool:
+        """Return True while a file up to this number has text."""
+        if self._old is not None and self._old <= number:
+            return True
+        return self._size > 0 and self.number <= number
+
     def switch(self) -> None:
         """Continue in the other file, if it is empty. The text so far should then be committed."""
         if self._size and self._old is None and not self.is_working:
@@ -197,8 +211,12 @@ class TextTail:
         if uncommitted is None:
             self.switch()
         if self._old is not None and (uncommitted is None or uncommitted > self._old):
-            self._work = self._loop.run_in_executor(None, self._files[self._old % 2].clear)
-            self._work.add_done_callback(self._cleared)
+            try:
+                self._work = self._loop.run_in_executor(None, self._empty, self._old % 2)
+            except RuntimeError as exc:  # No thread can be started now.
+                log.error("the file for open text cannot be emptied: %s", exc)
+            else:
+                self._work.add_done_callback(self._emptied)
         return self.is_working or self._size > 0 or self._old is not None
 
     async def clear(self) -> None:
@@ -210,12 +228,19 @@ class TextTail:
         self._size, self._old = 0, None
         self.recovered = []
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._sync.close()
-        for file in self._files:
-            file.close()
+        if self._work is not None:
+            await asyncio.wait([self._work], timeout=CLOSE_TIMEOUT_S)
+        if self._work is None:  # Otherwise the thread still uses them.
+            for file in self._files:
+                file.close()
 
-    def _cleared(self, work: asyncio.Future[None]) -> None:
+    def _empty(self, index: int) -> None:
+        self._files[1 - index].sync()  # It may repeat output that is needed of the other.
+        self._files[index].clear()
+
+    def _emptied(self, work: asyncio.Future[None]) -> None:
         self._work = None
         if work.cancelled():
             return
@@ -252,6 +277,9 @@ class DiskFile:
         size = os.fstat(self._descriptor).st_size
         return os.pread(self._descriptor, min(size, 2 * FILE_BYTES_MAX), 0)
 
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
     def clear(self) -> None:
         os.ftruncate(self._descriptor, 0)
 
@@ -266,46 +294,64 @@ class SyncThread:
     only to a power cut.
     """
 
-    def __init__(self, paths: tuple[Path, Path]) -> None:
-        self._paths = paths
+    def __init__(self, paths: Iterable[Path]) -> None:
+        # Descriptors of its own: the loop closes the others without waiting for this thread.
+        self._descriptors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]
         self._delays = SimpleQueue[float | None]()  # Before each sync; None ends the thread.
         self._is_wanted = False
+        self._has_failed = False
         self._thread: threading.Thread | None = None
 
     def want(self) -> None:
         if self._is_wanted:
             return
-        self._is_wanted = True
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="culm-sync", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="culm-sync", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as exc:  # There are too many threads; try again later.
+                self._report(exc)
+                return
+            self._thread = thread
+        self._is_wanted = True
         self._delays.put(SYNC_S)
 
     def close(self) -> None:
-        self._delays.put(None)
+        if self._thread is None:
+            self._close_files()
+        else:
+            self._delays.put(None)
 
     def _run(self) -> None:
-        failed = False
-        with ExitStack() as stack:
-            # Files of its own: the loop closes the others without waiting for this thread.
-            files = [stack.enter_context(path.open("rb", buffering=0)) for path in self._paths]
+        try:
             while (delay_s := self._delays.get()) is not None:
                 time.sleep(delay_s)
                 self._is_wanted = False  # Before the sync, which may miss what is written then.
-                try:
-                    for file in files:
-                        os.fdatasync(file.fileno())
-                    failed = False
-                except OSError as exc:
-                    if not failed:
-                        log.error("the file for open text cannot be synced: %s", exc)
-                    failed = True
+                error: OSError | None = None
+                for descriptor in self._descriptors:
+                    try:
+                        os.fdatasync(descriptor)
+                    except OSError as exc:
+                        error = exc
+                self._report(error)
+        finally:
+            self._close_files()
+
+    def _report(self, error: Exception | None) -> None:
+        if error is not None and not self._has_failed:
+            log.error("the file for open text cannot be synced: %s", error)
+        self._has_failed = error is not None
+
+    def _close_files(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
 
 
 def open_text_tail(database: Path, epoch: Epoch) -> TextTail:
     """Open the tail beside a database. Does blocking disk I/O."""
     first, second = (database.with_name(f"{database.name}-text{n}") for n in (0, 1))
-    return TextTail((DiskFile(first), DiskFile(second)), SyncThread((first, second)), epoch)
+    files = DiskFile(first), DiskFile(second)
+    return TextTail(files, SyncThread((first, second)), epoch)
 
 
 # --- in memory
@@ -333,6 +379,8 @@ class MemoryTailFile:
 
     def read(self) -> bytes:
         return bytes(self.data)
+
+    def sync(self) -> None: ...
 
     def clear(self) -> None:
         if not self._crashed:

@@ -221,10 +221,10 @@ class LiveWorkspace:
 
     def _publish_health(self, health: StoreHealth) -> None:
         self.hub.publish_transient(TransientEvent("store_health", "", encode(health)))
-        if health.state == "failing":
-            self.runs.on_store_failing()
-        else:
+        if health.state != "failing":
             self.configuration.on_healthy_store()
+        elif self.store.is_failing:
+            self.runs.on_store_failing()
         if health.state == "failing" and not self.store.damaged and self._heal_timer is None:
             self._heal_timer = self.clock.call_later(HEAL_EVERY_S, self._heal)
 
