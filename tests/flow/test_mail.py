@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from culm.mail.base import LetterState
+from culm.ids import SessionId
+from culm.mail.base import LetterState, MailboxBusy, has_mailbox
 from culm.mail.letters import encode_letter, name_of
+from culm.mail.maildir import MaildirPostOffice
 from culm.settings import Settings
 from culm.store.base import WriteJob, run_group, together
 from culm.store.letters import add_letter
 from culm.store.runs import accept_run, end_run, start_run
 from culm.store.writer import connect
-from culm.subagents.mail_room import ASKS_AT_ONCE, CLAIMS_MAX
+from culm.subagents.mail_room import ASKS_AT_ONCE, CLAIMS_MAX, SCAN_S
 from culm.wire.agents import LetterShown
 from culm.wire.codec import decode
 from culm.wire.runs import INTERRUPTED
@@ -226,6 +228,48 @@ async def test_letter_from_an_unknown_sender_or_reply_without_a_target_is_refuse
         answer = await harness.request("POST", "/mail", body)
         assert (answer.status, text in answer.body.decode()) == (status, True)
         assert await letters_of(harness) == {}
+
+
+async def session_with_letter(harness: AgentHarness) -> SessionId:
+    """Create a session with an unread letter in its mailbox."""
+    gone = (await harness.remote.create_session("to be deleted")).id
+    deliver(harness, gone, letter(harness, "unread"))
+    return gone
+
+
+@contract("EXC-27")
+async def test_mailbox_of_a_deleted_session_is_removed_although_its_client_left(
+    tmp_path: Path,
+) -> None:
+    async with open_agents(tmp_path, talk("@")) as harness:
+        gone = await session_with_letter(harness)
+        sessions = harness.flow.workspace(harness.remote.id).sessions
+        request = asyncio.get_running_loop().create_task(sessions.delete(gone))
+        await asyncio.sleep(0)
+        request.cancel()
+        await until(lambda: not has_mailbox(post_of(harness), gone))
+
+
+@contract("EXC-27")
+async def test_locked_mailbox_of_a_deleted_session_is_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_post: MaildirPostOffice, address: str) -> bool:
+        raise MailboxBusy(address)
+
+    async with open_restarts(tmp_path, talk("@")) as restarts:
+        async with restarts.next() as harness:
+            gone = await session_with_letter(harness)
+            with monkeypatch.context() as patch:
+                patch.setattr(MaildirPostOffice, "remove", refuse)
+                assert (await harness.request("DELETE", f"/sessions/{gone}")).status == 200
+                await ring(harness)
+                assert has_mailbox(post_of(harness), gone)
+                restarts.kill()
+            harness.clock.advance(SCAN_S)
+            await until(lambda: not has_mailbox(post_of(harness), gone))
+        async with restarts.next() as harness:  # From the moment of the kill.
+            await until(lambda: not has_mailbox(post_of(harness), gone))
 
 
 async def test_sender_of_an_ask_that_cannot_be_read_gets_a_reply(tmp_path: Path) -> None:

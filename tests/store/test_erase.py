@@ -10,9 +10,16 @@ import pytest
 
 from culm.clock import LoopClock
 from culm.ids import Ids, MessageId, RunId, SessionId
-from culm.store import files
+from culm.store import writer
 from culm.store.files import open_reader
-from culm.store.messages import add_message, capture, delete_message, save_message
+from culm.store.messages import (
+    TextChunk,
+    add_chunks,
+    add_message,
+    capture,
+    delete_message,
+    save_message,
+)
 from culm.store.sessions import add_file, add_session, delete_session
 from culm.store.sql import MIGRATIONS
 from culm.store.store import Store, bounds, open_store, replay
@@ -24,7 +31,6 @@ from tests.support import WAIT_S, contract
 
 SECRET = "quokka"
 KEPT = "wombat"
-INCREMENTAL = 2  # The value of `PRAGMA auto_vacuum`.
 
 
 def _bytes(path: Path) -> bytes:
@@ -34,6 +40,12 @@ def _bytes(path: Path) -> bytes:
 async def _until_erased(path: Path) -> None:
     async with asyncio.timeout(WAIT_S):
         while SECRET.encode() in _bytes(path):
+            await asyncio.sleep(0.01)
+
+
+async def _until_small(path: Path) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while sum(file.stat().st_size for file in path.parent.iterdir()) > 1_000_000:
             await asyncio.sleep(0.01)
 
 
@@ -102,6 +114,38 @@ async def test_random_changes_leave_nothing_of_a_deleted_session(tmp_path: Path,
         assert KEPT.encode() in _bytes(path)
 
 
+@contract("EXC-27")
+@pytest.mark.parametrize("seed", [12, 13, 16, 18])
+async def test_nothing_stays_in_unused_space_of_pages(tmp_path: Path, seed: int) -> None:
+    """SQLite moves rows between pages; the seeds leave copies of them."""
+    path, rng = tmp_path / "culm.db", random.Random(seed)
+    async with _open(path) as (store, ids):
+        sessions = [await _session(store, ids) for _ in range(6)]
+        growing: dict[int, tuple[Message, Text]] = {}
+        for _ in range(800):
+            number = rng.randrange(len(sessions))
+            word = SECRET if number % 2 else KEPT
+            if number not in growing:
+                text = Text(word)
+                message = Message(ids.message(), "assistant", sessions[number], [TextPart(text)])
+                growing[number] = message, text
+                await store.write(add_message(capture(message), is_open=True))
+            elif rng.random() < 0.3:
+                message, _ = growing.pop(number)
+                message.rev += 1
+                await store.write(save_message(capture(message), is_open=False))
+            else:
+                message, text = growing[number]
+                more = f"{word} " * rng.choice((1, 5, 30, 200))
+                chunk = TextChunk(message.id, message.rev, 0, len(text.text), "text", more)
+                await store.write(add_chunks([chunk]))
+                text.text += more
+        for session_id in sessions[1::2]:
+            await store.write(delete_session(session_id))
+        await _until_erased(path)
+        assert KEPT.encode() in _bytes(path)
+
+
 async def test_deleted_message_is_erased(tmp_path: Path) -> None:
     path = tmp_path / "culm.db"
     async with _open(path) as (store, ids):
@@ -135,17 +179,13 @@ async def test_file_shrinks_after_a_deletion(tmp_path: Path) -> None:
             await _message(store, ids, session_id, SECRET * 200_000)
         await store.write(delete_session(session_id))
         await _until_erased(path)
-        async with asyncio.timeout(WAIT_S):
-            while sum(file.stat().st_size for file in tmp_path.iterdir()) > 1_000_000:
-                await asyncio.sleep(0.01)
+        await _until_small(path)
 
 
 def _old_file(path: Path, schema: int = 7) -> None:
     """Write a file of an earlier version, in which a session was deleted."""
     with closing(connect(path)) as connection:
-        connection.execute("PRAGMA auto_vacuum = NONE")
         connection.execute("PRAGMA secure_delete = OFF")
-        connection.execute("VACUUM")
         for script in MIGRATIONS[:schema]:
             connection.executescript(script)
         connection.execute(f"PRAGMA user_version = {schema}")
@@ -170,24 +210,72 @@ async def test_file_of_an_earlier_version_is_rewritten_once(tmp_path: Path) -> N
     async with _open(path) as (store, _):
         await _until_erased(path)
         assert KEPT.encode() in _bytes(path)
-        vacuum = await store.read(lambda c: c.execute("PRAGMA auto_vacuum").fetchone()[0])
-        assert vacuum == INCREMENTAL
         after, upto = await store.read(bounds)
         page = await store.read(replay(after, upto, 10, lambda _type, _session: True))
         assert page is not None
         assert [event.entity_id for event in page.events] == ["gone", "kept"]
 
 
-async def test_file_of_an_earlier_version_is_used_if_it_cannot_be_rewritten(
+async def test_erasure_waits_for_free_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "culm.db"
     _old_file(path)
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "free_bytes", {tmp_path: 1000}.get)
-        async with _open(path) as (store, _):
-            assert await store.read(lambda c: c.execute("PRAGMA auto_vacuum").fetchone()[0]) == 0
-        assert "which may contain deleted text: " in caplog.text
-        assert "1,000 are free" in caplog.text
-    async with _open(path):
+    free = {tmp_path: 1000}
+    monkeypatch.setattr(writer, "free_bytes", free.get)
+    async with _open(path) as (store, ids):
+        async with asyncio.timeout(WAIT_S):
+            while "1,000 are free" not in caplog.text:
+                await asyncio.sleep(0.01)
+        await _session(store, ids)  # It works meanwhile.
+        assert SECRET.encode() in _bytes(path)
+        free[tmp_path] = 1 << 30
         await _until_erased(path)
+    assert caplog.text.count("cannot erase deleted text") == 1
+
+
+async def test_erasure_continues_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "culm.db"
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "free_bytes", {tmp_path: 0}.get)
+        async with _open(path) as (store, ids):
+            session_id = await _session(store, ids)
+            for _ in range(4):
+                await _message(store, ids, session_id, SECRET * 200_000)
+            await store.write(delete_session(session_id))
+    assert path.stat().st_size > 1_000_000
+    async with _open(path):
+        await _until_small(path)
+    assert SECRET.encode() not in _bytes(path)
+
+
+async def test_text_is_erased_when_the_store_closes(tmp_path: Path) -> None:
+    path = tmp_path / "culm.db"
+    async with _open(path) as (store, ids):
+        session_id = await _session(store, ids)
+        await _message(store, ids, session_id, SECRET * 200_000)
+        await store.write(delete_session(session_id))
+    assert path.stat().st_size < 1_000_000
+    assert SECRET.encode() not in _bytes(path)
+
+
+async def test_steady_writes_delay_an_erasure_only_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "ERASE_WITHIN_S", 0.3)
+    path = tmp_path / "culm.db"
+    async with _open(path) as (store, ids):
+        session_id = await _session(store, ids)
+        await _message(store, ids, session_id, SECRET * 200_000)
+
+        async def write() -> None:
+            while True:
+                await store.write(lambda tx: tx.run("set_meta", "trial", "x"))
+
+        async with asyncio.TaskGroup() as group:
+            writing = group.create_task(write())
+            await store.write(delete_session(session_id))
+            await _until_small(path)
+            writing.cancel()

@@ -249,11 +249,11 @@ class Syncs:
     def __init__(self, folder: Path) -> None:
         self.error: OSError | None = None
         self.count = 0
-        self._folder = str(folder)
+        self._folder = folder
         self._fdatasync = os.fdatasync
 
     def __call__(self, descriptor: int) -> None:
-        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(self._folder):
+        if not Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(self._folder):
             return self._fdatasync(descriptor)  # Another test has not closed its tail yet.
         self.count += 1
         if self.error is not None:

@@ -32,6 +32,9 @@ class Connection(sqlite3.Connection):
         return self.execute(QUERIES[query], values)
 
 
+ERASE_DUE = "erase_due"  # A key of `meta`: deleted text may still be in the files.
+
+
 class StoredEvent(Struct, frozen=True):  # Faster than a dataclass; every change creates one.
     """A durable event, numbered in the transaction of its change."""
 
@@ -178,6 +181,8 @@ def _run_together(connection: Connection, jobs: list[WriteJob], now: int) -> boo
         for job in jobs:
             _run_job(job, tx)
         _add_events(jobs, tx)
+        if tx.erases:
+            connection.run("set_meta", ERASE_DUE, "1")
         connection.execute("COMMIT")
         return tx.erases
     finally:

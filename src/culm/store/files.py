@@ -5,7 +5,6 @@ requires the lock of the data directory.
 """
 
 import logging
-import shutil
 import sqlite3
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
@@ -45,29 +44,8 @@ def prepare_file(path: Path, epoch: Epoch, now: int) -> StoreHealth:
         migrate(connection, str(path))
         if find_meta(connection, "epoch") is None:
             connection.run("set_meta", "epoch", epoch)
-        _compact(connection, path)
     path.chmod(0o600)
     return health
-
-
-def _compact(connection: Connection, path: Path) -> None:
-    """Rewrite a file of an earlier version once, without the traces of deleted rows in it."""
-    if connection.execute("PRAGMA auto_vacuum").fetchone()[0]:
-        return
-    needed, free = 2 * path.stat().st_size, free_bytes(path.parent)
-    try:
-        if free < needed:
-            raise sqlite3.OperationalError(f"{needed:,} bytes are needed and {free:,} are free")
-        log.info("rewriting %s, %d bytes, without deleted text", path, needed // 2)
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        connection.execute("VACUUM")
-    except sqlite3.Error as exc:
-        # The file is as it was, and the next start tries again.
-        log.warning("cannot rewrite %s, which may contain deleted text: %s", path, exc)
-
-
-def free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free
 
 
 def has_unfinished_runs(path: Path) -> bool:

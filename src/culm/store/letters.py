@@ -45,6 +45,22 @@ def answer_letter(tx: Tx, letter_id: str, answer_id: LetterId, *, by: str = "") 
     return _publish(tx, "updated", row)
 
 
+def delete_mail_to(tx: Tx, address: str) -> None:
+    """Delete the letters to a deleted session or agent; its mailbox must be removed then."""
+    tx.run("delete_letters_to", address)
+    tx.run("add_deleted_mailbox", address)
+
+
+def deleted_mailboxes(connection: Connection) -> list[str]:
+    return [row["address"] for row in connection.run("deleted_mailboxes")]
+
+
+@deferred
+def forget_deleted_mailbox(tx: Tx, address: str) -> None:
+    """Note that the mailbox is removed."""
+    tx.run("forget_deleted_mailbox", address)
+
+
 @deferred
 def find_letter(connection: Connection, letter_id: str) -> LetterShown | None:
     row = connection.run("get_letter", letter_id).fetchone()

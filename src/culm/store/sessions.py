@@ -17,6 +17,7 @@ from culm.store.agents import (
 )
 from culm.store.asks import delete_asks_of_session
 from culm.store.base import Connection, Op, Tx, deferred, read_row
+from culm.store.letters import delete_mail_to
 from culm.store.runs import delete_runs_of_session
 from culm.wire.codec import decode, encode
 from culm.wire.messages import File, Session, Todo
@@ -56,7 +57,7 @@ def delete_session(tx: Tx, session_id: SessionId) -> list[StoredAgent]:
     for one in (*reversed(below), session_id):
         _delete_one(tx, one)
     for recipient in (session_id, *(agent.agent.agent_id for agent in gone)):
-        tx.run("delete_letters_to", recipient)
+        delete_mail_to(tx, recipient)
     if gone and gone[0].agent.session_id == session_id and gone[0].agent.parent_id:
         rebuild(tx)  # Subtract the deleted usage from the agents above.
         publish_agents(tx, gone[0].path[:-1])

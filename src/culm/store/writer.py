@@ -6,6 +6,7 @@ Owns the connections and their threads. Independent of the tables.
 import asyncio
 import contextlib
 import logging
+import shutil
 import sqlite3
 import threading
 import time
@@ -17,9 +18,19 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from msgspec import Struct
+
 from culm.clock import Clock
 from culm.errors import StoreBusy, StoreClosed, StoreDamaged
-from culm.store.base import Connection, WriteJob, finish_group, run_group, store_error
+from culm.store.base import (
+    ERASE_DUE,
+    Connection,
+    WriteJob,
+    find_meta,
+    finish_group,
+    run_group,
+    store_error,
+)
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -32,10 +43,12 @@ CHECKPOINT_BYTES = 4 << 20
 # If the log keeps growing nevertheless, the writer stops for a checkpoint.
 WAL_BYTES_MAX = 64 << 20
 IDLE_S = 0.5  # A writer without work for this long is idle.
-# Between two steps of an erasure. It doubles while a reader of old pages holds the erasure up.
-ERASE_S = 0.02
-ERASE_S_MAX = 1.0
-ERASE_PAGES = 256  # Returned to the file system in one step, which delays other writes by some ms.
+# After a deletion the file is rewritten, at some 5 ms per MB, while nothing is written for ...
+ERASE_IDLE_S = 0.2
+ERASE_WITHIN_S = 30.0  # ... or, with steady writes, after this time.
+ERASE_REST = 10  # Until the next rewrite passes this multiple of the time that the last one took.
+ERASE_RETRY_S_MAX = 1.0  # A reader of old pages or a full disk delays an erasure.
+ERASE_AT_CLOSE_BYTES = 64 << 20  # A larger file is erased after the next start instead.
 BUSY_S = 5.0  # A commit waits for another process this long.
 CLOSE_TIMEOUT_S = 5.0
 
@@ -58,9 +71,6 @@ def connect(path: Path) -> Connection:
     )
     connection.row_factory = sqlite3.Row
     try:
-        # Only for an empty file: in another one this statement writes.
-        if not connection.execute("PRAGMA page_count").fetchone()[0]:
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
     except sqlite3.Error:
@@ -85,9 +95,8 @@ class FileDatabase:
         self._wal_grew = False
         self._checkpointing = False
         self._checkpoint_at = CHECKPOINT_BYTES
-        self._erasing: tuple[Callable[[], bool], ...] = ()  # The steps that are left.
-        self._erase_s = ERASE_S
-        self._erase_at = 0.0
+        self._erasure: _Erasure | None = None
+        self._rested_s = 0.0  # Not before this time is the file rewritten again.
         self._writer = writer
         self._written = asyncio.Event()
         self._thread = threading.Thread(target=self._write, name="culm-write", daemon=True)
@@ -164,10 +173,11 @@ class FileDatabase:
     def _write(self) -> None:
         group: list[WriteJob] = []
         try:
+            if find_meta(self._writer, ERASE_DUE) == "1":
+                self._erasure = self._new_erasure()
             while group := self._take():
                 if run_group(self._writer, group, int(self._clock.now_s())):
-                    # The log first: it has the old pages. Returning free pages fills it again.
-                    self._erasing = (self._truncate_wal, self._return_pages, self._truncate_wal)
+                    self._erasure = self._new_erasure()
                 wal_bytes = self._wal_size()
                 if wal_bytes is None:
                     # The commit went to files that are gone, so it is not durable.
@@ -177,7 +187,10 @@ class FileDatabase:
                 group = []
                 self._wal_grew = True
                 self._limit_wal(wal_bytes or 0)
-                self._erase()
+                if self._erasure is not None and _monotonic_s() > self._erasure.latest_s:
+                    self._erase(self._erasure)
+            if self._erasure is not None and self._file_size() <= ERASE_AT_CLOSE_BYTES:
+                self._erase(self._erasure)
         except Exception:  # boundary: nobody may wait for a write of a dead thread
             log.exception("the writer of %s ended", self._path)
             for job in group:
@@ -203,12 +216,15 @@ class FileDatabase:
 
     def _next(self) -> WriteJob | None:
         """The next job. While idle, deleted text is erased and the log is checkpointed."""
-        while self._wal_grew or self._erasing:
+        while self._wal_grew or self._erasure is not None:
+            idle_s = IDLE_S
+            if self._erasure is not None:
+                idle_s = max(ERASE_IDLE_S, self._erasure.next_s - _monotonic_s())
             try:
-                return self._jobs.get(timeout=self._erase_s if self._erasing else IDLE_S)
+                return self._jobs.get(timeout=idle_s)
             except Empty:
-                if self._erasing:
-                    self._erase()
+                if self._erasure is not None:
+                    self._erase(self._erasure)
                 else:
                     self._wal_grew = False
                     self._limit_wal(self._wal_size() or 0, idle=True)
@@ -225,39 +241,56 @@ class FileDatabase:
             log.error("cannot stat %s: %s", self._path, exc)
             return 0
 
-    def _erase(self) -> None:
-        """Take the next step of an erasure, if one is due."""
-        now_s = time.monotonic()  # noqa: TID251 - a thread without a loop
-        if not self._erasing or now_s < self._erase_at or self._closing:
-            return
-        try:
-            is_done = self._erasing[0]()
-        except sqlite3.Error as exc:
-            log.error("cannot erase deleted rows of %s: %s", self._path, exc)
-            is_done = True  # The next deletion or the next start does it.
-        if is_done:
-            self._erasing = self._erasing[1:]
-            self._erase_s = ERASE_S
-        self._erase_at = now_s + self._erase_s
+    def _new_erasure(self) -> "_Erasure":
+        """Erase what was deleted until now; an erasure that has begun begins again."""
+        latest_s = _monotonic_s() + ERASE_WITHIN_S
+        if self._erasure is not None:
+            latest_s = min(latest_s, self._erasure.latest_s)
+        return _Erasure(latest_s=max(latest_s, self._rested_s), next_s=self._rested_s)
 
-    def _truncate_wal(self) -> bool:
-        """Move the log into the file and empty it; False while somebody reads old pages."""
-        self._writer.execute("PRAGMA busy_timeout = 0")
+    def _erase(self, erasure: "_Erasure") -> None:
+        """Rewrite the file and empty the log, as far as that is possible now."""
+        self._writer.execute("PRAGMA busy_timeout = 0")  # Other writes must not wait.
         try:
+            if not erasure.is_rewritten:
+                self._rewrite()
+                erasure.is_rewritten = True
+            # Also the log has old pages; it cannot be emptied while somebody reads them.
             busy: int = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            if not busy:
+                self._writer.run("set_meta", ERASE_DUE, "0")
+                self._erasure = None
+                return
+        except (sqlite3.Error, OSError) as exc:
+            if not erasure.has_failed:
+                log.error("cannot erase deleted text from %s yet: %s", self._path, exc)
+            erasure.has_failed = True
         finally:
             self._writer.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
-        if busy:
-            self._erase_s = min(2 * self._erase_s, ERASE_S_MAX)
-        return not busy
+        erasure.retry_s = min(2 * erasure.retry_s, ERASE_RETRY_S_MAX)
+        erasure.next_s = max(_monotonic_s() + erasure.retry_s, self._rested_s)
+        erasure.latest_s = max(erasure.latest_s, erasure.next_s)
 
-    def _return_pages(self) -> bool:
-        """Return some free pages to the file system; True when none can be returned."""
-        before: int = self._writer.execute("PRAGMA freelist_count").fetchone()[0]
-        # It returns a row without columns for each page, and `execute` takes only the first.
-        self._writer.executescript(f"PRAGMA incremental_vacuum({ERASE_PAGES})")
-        left: int = self._writer.execute("PRAGMA freelist_count").fetchone()[0]
-        return left in (0, before)
+    def _rewrite(self) -> None:
+        """Copy the file without deleted text.
+
+        Deleted rows are overwritten, but copies of them stay in unused space of pages from which
+        SQLite has moved them before.
+        """
+        size, free = self._file_size(), free_bytes(self._path.parent)
+        if free < 2 * size:
+            raise sqlite3.OperationalError(f"{2 * size:,} bytes are needed and {free:,} are free")
+        began_s = _monotonic_s()
+        try:
+            self._writer.execute("VACUUM")
+        finally:
+            now_s = _monotonic_s()
+            self._rested_s = now_s + ERASE_REST * (now_s - began_s)
+
+    def _file_size(self) -> int:
+        pages: int = self._writer.execute("PRAGMA page_count").fetchone()[0]
+        page_size: int = self._writer.execute("PRAGMA page_size").fetchone()[0]
+        return pages * page_size
 
     def _limit_wal(self, size: int, *, idle: bool = False) -> None:
         if size > WAL_BYTES_MAX:
@@ -274,6 +307,24 @@ class FileDatabase:
                 self._checkpointing = True
                 with contextlib.suppress(RuntimeError):  # The pool has just been closed.
                     self._readers.submit(self._checkpoint)
+
+
+class _Erasure(Struct):
+    """The removal of deleted text from the files."""
+
+    latest_s: float  # From then on it does not wait for a pause between writes.
+    next_s: float  # The time of the next attempt.
+    retry_s: float = ERASE_IDLE_S
+    is_rewritten: bool = False
+    has_failed: bool = False
+
+
+def free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def _monotonic_s() -> float:
+    return time.monotonic()  # noqa: TID251 - a thread without a loop
 
 
 @asynccontextmanager

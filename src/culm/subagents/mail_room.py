@@ -40,7 +40,9 @@ from culm.store.letters import (
     add_letter,
     answer_letter,
     close_letter,
+    deleted_mailboxes,
     find_letter,
+    forget_deleted_mailbox,
     list_letters,
     unanswered_asks,
 )
@@ -270,6 +272,7 @@ class MailRoom:
         self._open: dict[LetterId, tuple[asyncio.Task[None], LiveRun]] = {}
         self._checking: dict[str, asyncio.Task[None]] = {}  # By mailbox.
         self._recheck: set[str] = set()  # Mailboxes with a notification during their check.
+        self._deleted: set[str] = set()  # Mailboxes of deleted agents that are still there.
         self._scanning: asyncio.Task[None] | None = None
         self._is_stopped = False
 
@@ -277,6 +280,7 @@ class MailRoom:
 
     async def start(self) -> None:
         """Process all waiting letters, also those claimed by an earlier server; then scan."""
+        await self.forget(await self._store.read(deleted_mailboxes))
         await self.check_all()
         await self._checked()
         # Not earlier: a reply of the earlier server may be in a mailbox without being stored.
@@ -330,6 +334,7 @@ class MailRoom:
         while True:
             await pause(self._clock, SCAN_S)
             try:
+                await self.forget(list(self._deleted))
                 await self.check_all()
             except Exception:  # boundary: the next check may succeed
                 log.exception("cannot check the mailboxes")
@@ -344,7 +349,8 @@ class MailRoom:
 
     def check(self, address: str) -> None:
         """Start a check of one mailbox, after a notification or by the scan."""
-        if address.startswith(EXTERNAL_PREFIX) or self._is_stopped:
+        is_ours = not address.startswith(EXTERNAL_PREFIX) and address not in self._deleted
+        if not is_ours or self._is_stopped:
             return
         if address in self._checking:
             self._recheck.add(address)  # A letter that arrived after the claim would be missed.
@@ -601,16 +607,22 @@ class MailRoom:
     async def _on(self, address: str, do: Callable[[Mailbox], object]) -> None:
         await self._blocking(lambda: do(self._post.open(address)))
 
-    async def forget(self, address: str) -> None:
-        """Remove the mailbox of a deleted agent; decline the asks in it."""
-        if not is_safe_stem(address):
-            return
-        try:
-            left = await self._blocking(lambda: self._empty(address))
-            for letter in left:
-                await self.outbox.decline(letter, address, "its agent was deleted")
-        except (AppError, OSError) as exc:
-            log.warning("cannot remove the mailbox of %s: %s", address, exc)
+    async def forget(self, addresses: Sequence[str]) -> None:
+        """Remove the mailboxes of deleted agents; decline the asks in them.
+
+        The scan tries again what fails, and the next start what a crash interrupts.
+        """
+        for address in addresses:
+            try:
+                left = await self._blocking(lambda address=address: self._empty(address))
+                for letter in left:
+                    await self.outbox.decline(letter, address, "its agent was deleted")
+                await asyncio.shield(self._store.write(forget_deleted_mailbox(address)))
+                self._deleted.discard(address)
+            except (AppError, OSError) as exc:
+                if address not in self._deleted:
+                    log.warning("cannot remove the mailbox of %s yet: %s", address, exc)
+                self._deleted.add(address)
 
     def _empty(self, address: str) -> list[Letter]:
         """Remove a mailbox and return the letters that were in it."""

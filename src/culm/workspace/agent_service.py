@@ -5,7 +5,8 @@ that a client that disconnects changes nothing. `subagents/` implements the agen
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from culm.clock import within
 from culm.config.layers import ToolConfig
@@ -51,6 +52,8 @@ from culm.workspace.run_service import CANCEL_WAIT_S
 from culm.workspace.services import WorkspaceServices
 from culm.workspace.toolbox import Toolbox
 from culm.worktrees import Worktrees
+
+log = logging.getLogger(__name__)
 
 
 class AgentService:
@@ -244,13 +247,21 @@ class AgentService:
     def state_events(self) -> Iterable[TransientEvent]:
         return list(self._at_work.values())
 
-    async def forget(self, session_id: str, agents: Iterable[StoredAgent]) -> None:
-        """Forget a deleted session and its agents."""
-        await self.mail.forget(session_id)
+    def forget(self, session_id: str, agents: Sequence[StoredAgent]) -> asyncio.Task[None]:
+        """Forget a deleted session and its agents; the task removes what they have on disk."""
         for stored in agents:
-            await self.mail.forget(stored.agent.agent_id)
             self.agents.roots.discard(stored.agent.session_id)
-            await self._worktrees.forget(stored)
+        return self._context.tasks.create_task(
+            self._remove_work(session_id, agents), name="remove deleted agents"
+        )
+
+    async def _remove_work(self, session_id: str, agents: Sequence[StoredAgent]) -> None:
+        await self.mail.forget([session_id, *(stored.agent.agent_id for stored in agents)])
+        for stored in agents:
+            try:
+                await self._worktrees.forget(stored)
+            except Exception:  # boundary: the next start finds it
+                log.exception("cannot remove the worktree of agent %s", stored.agent.agent_id)
 
     async def workers(self) -> list[Process]:
         """Return the worker processes of agents."""

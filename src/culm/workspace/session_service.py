@@ -68,16 +68,18 @@ class SessionService:
         if self._runs.of_session(session_id):
             raise SessionBusy
 
+        removal: list[asyncio.Task[None]] = []
+
         def deleted(agents: list[StoredAgent]) -> None:
             gone = {session_id, *(stored.agent.session_id for stored in agents)}
             for one in gone:
                 self._messages.forget_session(one)
                 self._runs.forget_session(one)
             self._toolbox.forget_sessions(gone)
+            removal.append(self._agents.forget(session_id, agents))
 
-        write = self._store.write(delete_session(session_id), deleted)
-        agents = await asyncio.shield(write)
-        await self._agents.forget(session_id, agents)
+        await asyncio.shield(self._store.write(delete_session(session_id), deleted))
+        await asyncio.wait(removal)
 
     def _present(self, session: Session) -> Session:
         session.attached_clients = self._lifetime.claims.attached_to(session.id)

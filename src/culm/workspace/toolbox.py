@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from culm.config.layers import ToolConfig
-from culm.errors import InvalidRequest, SessionNotFound
+from culm.errors import AppError, InvalidRequest, SessionNotFound
 from culm.ids import SessionId
 from culm.permission.gate import PermissionGate
 from culm.permission.hooks import Hooks
@@ -178,20 +178,20 @@ class Toolbox:
         self._tasks.create_task(self._remove_work(session_ids), name="remove deleted sessions")
 
     async def _remove_work(self, session_ids: Collection[str]) -> None:
-        await self._jobs.end_sessions(session_ids)
-        await self._remove_outputs(session_ids)
+        try:
+            await self._jobs.end_sessions(session_ids)
+            await asyncio.to_thread(remove_outputs, self.context.outputs, session_ids)
+        except (AppError, OSError) as exc:  # The next start tries again.
+            log.error("cannot remove the output of deleted sessions: %s", exc)
 
     async def _remove_leftovers(self) -> None:
         """Remove the output of sessions whose deletion was committed before a crash."""
-        found = await asyncio.to_thread(sessions_with_output, self.context.outputs)
-        if found:
-            known = {session.id for session in await self._store.read(all_sessions)}
-            await self._remove_outputs(found - known)
-
-    async def _remove_outputs(self, session_ids: Collection[str]) -> None:
         try:
-            await asyncio.to_thread(remove_outputs, self.context.outputs, session_ids)
-        except OSError as exc:
+            found = await asyncio.to_thread(sessions_with_output, self.context.outputs)
+            if found:
+                known = {session.id for session in await self._store.read(all_sessions)}
+                await asyncio.to_thread(remove_outputs, self.context.outputs, found - known)
+        except (AppError, OSError) as exc:
             log.error("cannot remove the output of deleted sessions: %s", exc)
 
     async def stop(self) -> None:

@@ -111,6 +111,7 @@ INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-000000000004',0,4,'text',' 
 INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-000000000004',0,9,'text',' grows');
 INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-00000000000a',0,4,'reasoning','king');
 INSERT INTO "chunks" VALUES('20000000-0000-4000-8000-00000000000a',1,6,'input','and":"ls"}');
+CREATE TABLE deleted_mailboxes (address TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE events (
   seq        INTEGER PRIMARY KEY,
   type       TEXT    NOT NULL,
@@ -196,6 +197,7 @@ CREATE TABLE meta (
 ) WITHOUT ROWID;
 INSERT INTO "meta" VALUES('clean','0');
 INSERT INTO "meta" VALUES('epoch','a1b2c3d4e5f6');
+INSERT INTO "meta" VALUES('erase_due','1');
 CREATE TABLE parts (
   message_id TEXT    NOT NULL,
   part       INTEGER NOT NULL,

@@ -24,7 +24,7 @@ def _load_migrations() -> list[str]:
 
 QUERIES = _load_queries()
 MIGRATIONS = _load_migrations()
-READABLE_FROM = 7  # The oldest schema that the queries can read; later ones added only an index.
+READABLE_FROM = 7  # The oldest schema that reading commands know; later ones add nothing to them.
 
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:

@@ -168,5 +168,14 @@ WHERE l.kind = 'ask' AND l.state = 'admitted' AND l.changed_at > ?1 AND r.state 
 -- name: delete_letters_to
 DELETE FROM letters WHERE recipient = ?
 
+-- name: add_deleted_mailbox
+INSERT OR IGNORE INTO deleted_mailboxes VALUES (?)
+
+-- name: deleted_mailboxes
+SELECT address FROM deleted_mailboxes
+
+-- name: forget_deleted_mailbox
+DELETE FROM deleted_mailboxes WHERE address = ?
+
 -- name: letter_of_run
 SELECT 1 FROM letters WHERE run_id = ? AND run_id <> ''

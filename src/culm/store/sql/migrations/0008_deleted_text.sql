@@ -14,3 +14,9 @@ UPDATE events SET fields = json_replace(
 )
 WHERE fields IS NOT NULL AND session_id <> '' AND session_id NOT IN (SELECT id FROM sessions)
   AND NOT (type = 'grant_changed' AND entity_id IN (SELECT id FROM grants));
+
+-- Mailboxes of deleted sessions and agents that are not removed yet.
+CREATE TABLE deleted_mailboxes (address TEXT PRIMARY KEY) WITHOUT ROWID;
+
+-- Text that was deleted before may be anywhere in the file.
+INSERT INTO meta (key, value) SELECT 'erase_due', '1' WHERE EXISTS (SELECT 1 FROM events);
