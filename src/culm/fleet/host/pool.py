@@ -158,13 +158,21 @@ class WorkerRoster:
             await asyncio.wait({ending})
 
     def end_nowait(self, worker: Worker) -> asyncio.Task[None] | None:
-        """Begin to end it; None if it is already gone."""
+        """Begin to end it; None if it is gone, or if the tasks here are being canceled.
+
+        In the latter case the end of its launcher ends it.
+        """
         if worker not in self._workers:
             return None
-        ending = self._endings.get(worker)
-        if ending is None:
-            ending = self._tasks.create_task(self._end(worker), name=f"end of worker {worker.id}")
-            self._endings[worker] = ending
+        if (ending := self._endings.get(worker)) is not None:
+            return ending
+        end = self._end(worker)
+        try:
+            ending = self._tasks.create_task(end, name=f"end of worker {worker.id}")
+        except RuntimeError:  # The group starts nothing while it is being canceled.
+            end.close()
+            return None
+        self._endings[worker] = ending
         return ending
 
     def end_stuck_nowait(self) -> None:
