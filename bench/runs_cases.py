@@ -26,6 +26,7 @@ from bench.runs_client import (
 from bench.runs_host import parse_url
 from culm.testing.script import Reply
 
+DELTA_BYTES = 250  # About the size of a token on the wire.
 QUIET_S = 0.02  # Between two single measurements.
 RUNS, MANY_RUNS = 20, 200
 STREAMS, SHOWN_RUNS = 100, 4
@@ -106,15 +107,28 @@ async def round_lone(bed: Bed) -> Samples:
             found[view] = [ran.cpu_s / tokens * 1e6]
     finally:
         await bed.watch_view("delta")
+    found["least"] = [await _least_wake_us(bed, tokens // 4)]
     return found
+
+
+async def _least_wake_us(bed: Bed, writes: int) -> float:
+    """Return the CPU time of a bare server that only wakes up at this pace and writes."""
+    path = f"{bed.place.socket}.bare"
+    command = Command("round", bursts=writes, burst=DELTA_BYTES, pace_s=1 / PACED_RATE)
+    with open_child("runs_yardstick", path) as child:
+        bed.lab.cores.pin_server(int(child.receive(Command).do))
+        return await _write_to(child, path, 1, command) / writes * 1e6
 
 
 def figures_lone(samples: Samples) -> list[Figure]:
     name = f"one run at {PACED_RATE:.0f} tokens/s"
-    return [
-        Figure(f"{name}, {view} view: CPU per token", "µs", median(samples[view]), target)
-        for view, target in LONE_TARGETS_US.items()
-    ]
+    least = median(samples["least"])
+    figures: list[Figure] = []
+    for view, target in LONE_TARGETS_US.items():
+        us = median(samples[view])
+        note = f"{us / least:.1f} × a bare server that wakes up and writes ({least:.0f} µs)"
+        figures.append(Figure(f"{name}, {view} view: CPU per token", "µs", us, target, note))
+    return figures
 
 
 # --- 3: cost of one more subscriber
