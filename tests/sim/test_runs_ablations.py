@@ -104,14 +104,10 @@ def a_cancel_does_not_reach_the_turn(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_cancel_is_written_again_and_again(patch: pytest.MonkeyPatch) -> None:
-    def all_of_them(_: Tx, run_ids: Sequence[RunId]) -> Sequence[RunId]:
-        return run_ids
-
     def careless(_: LiveRun) -> bool:
         return True
 
     patch.setattr(rules, "covers", careless)
-    patch.setattr(store_runs, "_uncovered", all_of_them)
 
 
 def prompts_are_answered_before_they_are_stored(patch: pytest.MonkeyPatch) -> None:

@@ -278,7 +278,7 @@ def add_cancel(
     run_ids: Sequence[RunId],
 ) -> list[RunId]:
     """Record a cancel. Queued runs end here and are returned."""
-    rows = [tx.run("get_run", run_id).fetchone() for run_id in _uncovered(tx, run_ids)]
+    rows = [tx.run("get_run", run_id).fetchone() for run_id in run_ids]
     # Unknown runs were refused. Held runs are not cancelled: a person starts or drops them.
     known = [row for row in rows if row is not None and row["state"] != "held"]
     if not known:
@@ -300,11 +300,6 @@ def add_cancel(
     if queued or over:
         _publish_cancel(tx, cancel_id)
     return queued
-
-
-def _uncovered(tx: Tx, run_ids: Sequence[RunId]) -> list[RunId]:
-    """The runs that no cancel covers. A prompt sent again is live until its row is found."""
-    return [id_ for id_ in run_ids if tx.run("is_cancelled", id_).fetchone() is None]
 
 
 @deferred

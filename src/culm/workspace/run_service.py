@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from culm.errors import (
     AgentNotReady,
-    AppError,
     InvalidRequest,
     ModelFailed,
     ModelMissing,
@@ -101,15 +100,10 @@ class RunService:
         other content is refused.
         """
         run_id, digest = RunId(body.run_id), digest_of(body)
-        try:
-            return await self._accept_prompt(body, run_id, digest)
-        except AppError:
-            # A run that has ended keeps its answer, whatever has changed since.
-            if run_id and await self._was_accepted(run_id, digest):
-                return run_id
-            raise
-
-    async def _accept_prompt(self, body: Prompt, run_id: RunId, digest: str) -> RunId:
+        # A run that has ended keeps its answer, whatever has changed since. It must not be live
+        # meanwhile: its session would be busy, and a cancel would cover it.
+        if run_id and self._runs.find(run_id) is None and await self._was_accepted(run_id, digest):
+            return run_id
         if not run_id or self._runs.find(run_id) is None:
             self._check_ready()
             _check_prompt(body)
@@ -224,12 +218,9 @@ class RunService:
                 await run.control.ended.wait()
         except TimeoutError:
             return CancelAnswer("not_stopped", await self.get_run(run_id))
-        if run.control.ending is not None:
-            settled = run.control.settled or "finished_first"
-            return CancelAnswer(settled, await self.get_run(run_id))
-        self._check_open()  # Otherwise the run is left to the next start.
-        # It was a prompt sent again, whose run had ended.
-        return CancelAnswer("already_ended", await self.get_run(run_id))
+        if run.control.ending is None:
+            raise WorkspaceClosing
+        return CancelAnswer(run.control.settled or "finished_first", await self.get_run(run_id))
 
     # --- reading
 
