@@ -7,8 +7,8 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import closing, contextmanager
 from statistics import median
 
 from msgspec import Struct
@@ -113,11 +113,18 @@ async def round_lone(bed: Bed) -> Samples:
 
 async def _least_wake_us(bed: Bed, writes: int) -> float:
     """Return the CPU time of a bare server that only wakes up at this pace and writes."""
-    path = f"{bed.place.socket}.bare"
     command = Command("round", bursts=writes, burst=DELTA_BYTES, pace_s=1 / PACED_RATE)
+    with _open_bare(bed) as (child, path):
+        return await _write_to(child, path, 1, command) / writes * 1e6
+
+
+@contextmanager
+def _open_bare(bed: Bed) -> Generator[tuple[Child, str]]:
+    """Start a bare server on the cores of the servers, on the socket at the path."""
+    path = f"{bed.place.socket}.bare"
     with open_child("runs_yardstick", path) as child:
         bed.lab.cores.pin_server(int(child.receive(Command).do))
-        return await _write_to(child, path, 1, command) / writes * 1e6
+        yield child, path
 
 
 def figures_lone(samples: Samples) -> list[Figure]:
@@ -155,10 +162,8 @@ async def round_subscribers(bed: Bed) -> Samples:
 
 async def _least_us(bed: Bed, writes: int, each_bytes: int, pace_s: float) -> float:
     """Return the CPU time of one more write in a bare server with the same traffic."""
-    path = f"{bed.place.socket}.bare"
     command = Command("round", bursts=writes, burst=each_bytes, pace_s=pace_s)
-    with open_child("runs_yardstick", path) as child:
-        bed.lab.cores.pin_server(int(child.receive(Command).do))
+    with _open_bare(bed) as (child, path):
         alone = await _write_to(child, path, 1, command)
         together = await _write_to(child, path, STREAMS, command)
     return (together - alone) / (writes * (STREAMS - 1)) * 1e6

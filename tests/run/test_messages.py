@@ -11,6 +11,7 @@ from culm.clock import Timer
 from culm.errors import StoreBusy
 from culm.ids import Ids, SessionId, workspace_id_of
 from culm.run import messages
+from culm.run.draft import Draft
 from culm.store import text_tail
 from culm.store.memory import MemoryFile
 from culm.store.messages import messages_of_session
@@ -50,6 +51,12 @@ class MessagesHarness:
         self.file = file
         self.clock = clock
         self.session_id = SessionId("")
+
+    async def open(self, session_id: SessionId | None = None) -> Draft:
+        """Open a message, in the first session unless another is named."""
+        draft, opened = self.messages.open(session_id or self.session_id)
+        await opened
+        return draft
 
     async def stored(self) -> list[Message]:
         rows, _ = await self.messages.read(messages_of_session(self.session_id))
@@ -97,8 +104,7 @@ class PumpClock:
 async def test_finish_refused_during_an_earlier_write_is_retried(
     harness: MessagesHarness,
 ) -> None:
-    draft, opened = harness.messages.open(harness.session_id)
-    await opened
+    draft = await harness.open()
     put = harness.messages.put(draft, 0, ToolCallPart(ToolCall("c", "bash")))
     harness.file.busy = True
     refused = harness.messages.finish(draft, Finish("end_turn", 1))
@@ -114,8 +120,7 @@ async def test_finish_refused_during_an_earlier_write_is_retried(
 
 @contract("INV-64")
 async def test_message_whose_deletion_failed_loses_nothing(harness: MessagesHarness) -> None:
-    draft, opened = harness.messages.open(harness.session_id)
-    await opened
+    draft = await harness.open()
     harness.messages.append(draft, 0, "text", "before ")
     harness.file.full = True
     deletion = harness.messages.delete(draft.message.id)
@@ -130,8 +135,7 @@ async def test_message_whose_deletion_failed_loses_nothing(harness: MessagesHarn
 
 
 async def test_nothing_retries_after_stop_on_a_full_disk(harness: MessagesHarness) -> None:
-    draft, opened = harness.messages.open(harness.session_id)
-    await opened
+    draft = await harness.open()
     harness.messages.append(draft, 0, "text", "x" * 5000)
     harness.file.full = True
     with pytest.raises(StoreBusy):
@@ -144,8 +148,7 @@ async def test_nothing_retries_after_stop_on_a_full_disk(harness: MessagesHarnes
 
 
 async def test_full_disk_is_retried_once_a_second(harness: MessagesHarness) -> None:
-    draft, opened = harness.messages.open(harness.session_id)
-    await opened
+    draft = await harness.open()
     harness.file.full = True
     for _ in range(100):
         harness.messages.append(draft, 0, "text", "x" * 5000)
@@ -162,8 +165,7 @@ async def test_full_disk_is_retried_once_a_second(harness: MessagesHarness) -> N
 
 @contract("EXC-26")
 async def test_text_that_cannot_be_recorded_is_sent_later(harness: MessagesHarness) -> None:
-    draft, opened = harness.messages.open(harness.session_id)
-    await opened
+    draft = await harness.open()
     harness.messages.append(draft, 0, "text", "seen ")
     harness.workspace.hub.flush()
     for file in harness.file.tail_files:
@@ -186,8 +188,7 @@ async def test_text_that_cannot_be_recorded_is_sent_later(harness: MessagesHarne
 async def test_output_that_cannot_be_recorded_is_sent_with_the_next_piece(
     harness: MessagesHarness,
 ) -> None:
-    draft, opened = harness.messages.open(harness.session_id)
-    await opened
+    draft = await harness.open()
     sent = [harness.messages.record_output(draft, "c", "seen ")]
     for file in harness.file.tail_files:
         file.full = True
@@ -207,10 +208,8 @@ async def test_output_of_a_long_call_is_kept_while_the_tail_is_emptied(
     harness: MessagesHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_tail, "FILE_BYTES", 4000)
-    call, opened = harness.messages.open(harness.session_id)
-    await opened
-    other, opened = harness.messages.open(harness.session_id)
-    await opened
+    call = await harness.open()
+    other = await harness.open()
     armed = harness.clock.armed()
     harness.messages.record_output(call, "c", "begins, ")
     written = 0
@@ -236,10 +235,8 @@ async def test_output_of_a_long_call_is_kept_while_the_tail_is_emptied(
 
 @contract("EXC-27")
 async def test_deleted_text_leaves_the_tail_during_a_long_call(harness: MessagesHarness) -> None:
-    call, opened = harness.messages.open(harness.session_id)
-    await opened
-    gone, opened = harness.messages.open(harness.session_id)
-    await opened
+    call = await harness.open()
+    gone = await harness.open()
     harness.messages.record_output(call, "c", "still running")
     harness.messages.append(gone, 0, "text", "secret")
     harness.workspace.hub.flush()
@@ -260,11 +257,9 @@ async def test_deleted_text_leaves_the_tail_during_a_long_call(harness: Messages
 async def test_deleted_session_leaves_the_tail_while_another_answer_grows(
     harness: MessagesHarness,
 ) -> None:
-    kept, opened = harness.messages.open(harness.session_id)
-    await opened
+    kept = await harness.open()
     doomed = (await harness.workspace.sessions.create("doomed")).id
-    gone, opened = harness.messages.open(doomed)
-    await opened
+    gone = await harness.open(doomed)
     harness.messages.append(gone, 0, "text", "secret")
     harness.messages.append(kept, 0, "text", "kept")
     harness.workspace.hub.flush()
@@ -284,8 +279,7 @@ async def test_many_long_outputs_do_not_fill_the_file_that_they_are_carried_to(
 ) -> None:
     monkeypatch.setattr(text_tail, "FILE_BYTES", 20_000)
     monkeypatch.setattr(messages, "CARRIED_CHARS_MAX", 2_500)
-    draft, opened = harness.messages.open(harness.session_id)
-    await opened
+    draft = await harness.open()
     for n in range(50):
         harness.messages.record_output(draft, f"c{n}", "…" * 999 + str(n % 10))
     for _ in range(10):
@@ -299,8 +293,7 @@ async def test_many_long_outputs_do_not_fill_the_file_that_they_are_carried_to(
 async def test_output_of_a_call_that_did_not_end_outlives_the_workspace(
     harness: MessagesHarness,
 ) -> None:
-    draft, opened = harness.messages.open(harness.session_id)
-    await opened
+    draft = await harness.open()
     harness.messages.append(draft, 0, "text", "stored")
     harness.messages.record_output(draft, "c", "kept")
     await harness.messages.stop()

@@ -266,12 +266,17 @@ class Syncs:
                 await asyncio.sleep(0.01)
 
 
-async def test_failed_sync_is_logged_once_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Syncs:
     monkeypatch.setattr(text_tail, "SYNC_S", 0.0)
     syncs = Syncs(tmp_path)
     monkeypatch.setattr(os, "fdatasync", syncs)
+    return syncs
+
+
+async def test_failed_sync_is_logged_once_and_tried_again(
+    tmp_path: Path, syncs: Syncs, caplog: pytest.LogCaptureFixture
+) -> None:
     tail = open_text_tail(tmp_path / "culm.db", EPOCH)
     syncs.error = OSError(errno.EIO, "Input/output error")
     tail.write([delta("one")])
@@ -286,12 +291,11 @@ async def test_failed_sync_is_logged_once_and_tried_again(
 
 
 async def test_text_is_recorded_if_no_thread_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    syncs: Syncs,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(text_tail, "SYNC_S", 0.0)
-    syncs = Syncs(tmp_path)
-    monkeypatch.setattr(os, "fdatasync", syncs)
-
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

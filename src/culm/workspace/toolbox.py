@@ -6,7 +6,8 @@ Owns the state that tools share within a workspace, and ends every process start
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from culm.config.layers import ToolConfig
@@ -178,21 +179,20 @@ class Toolbox:
         self._tasks.create_task(self._remove_work(session_ids), name="remove deleted sessions")
 
     async def _remove_work(self, session_ids: Collection[str]) -> None:
-        try:
+        with _left_to_the_next_start():
             await self._jobs.end_sessions(session_ids)
-            await asyncio.to_thread(remove_outputs, self.context.outputs, session_ids)
-        except (AppError, OSError) as exc:  # The next start tries again.
-            log.error("cannot remove the output of deleted sessions: %s", exc)
+            await self._remove_outputs(session_ids)
 
     async def _remove_leftovers(self) -> None:
         """Remove the output of sessions whose deletion was committed before a crash."""
-        try:
+        with _left_to_the_next_start():
             found = await asyncio.to_thread(sessions_with_output, self.context.outputs)
             if found:
                 known = {session.id for session in await self._store.read(all_sessions)}
-                await asyncio.to_thread(remove_outputs, self.context.outputs, found - known)
-        except (AppError, OSError) as exc:
-            log.error("cannot remove the output of deleted sessions: %s", exc)
+                await self._remove_outputs(found - known)
+
+    async def _remove_outputs(self, session_ids: Collection[str]) -> None:
+        await asyncio.to_thread(remove_outputs, self.context.outputs, session_ids)
 
     async def stop(self) -> None:
         """End every process of this workspace, and verify it."""
@@ -200,3 +200,12 @@ class Toolbox:
         left = await self.context.processes.end_all(self.context.workspace_id)
         if left:
             log.error("processes %s did not exit and were abandoned", left)
+
+
+@contextmanager
+def _left_to_the_next_start() -> Generator[None]:
+    """Log a failed removal: the workspace must not end because of it."""
+    try:
+        yield
+    except (AppError, OSError) as exc:
+        log.error("cannot remove the output of deleted sessions: %s", exc)

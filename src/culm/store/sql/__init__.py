@@ -24,7 +24,7 @@ def _load_migrations() -> list[str]:
 
 QUERIES = _load_queries()
 MIGRATIONS = _load_migrations()
-READABLE_FROM = 7  # The oldest schema that reading commands know; later ones add nothing to them.
+READABLE_FROM = 7  # The oldest schema that commands can read without a server.
 
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:
