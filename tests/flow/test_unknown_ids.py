@@ -6,6 +6,7 @@ import pytest
 
 from culm.ids import SessionId
 from culm.server.routes import ROUTES
+from culm.store.letters import deleted_mailboxes
 from culm.store.sessions import add_session
 from tests.flow.conftest import FlowServer
 from tests.flow.drive import UNKNOWN, send
@@ -103,3 +104,5 @@ async def test_session_with_an_unusual_id_is_found_by_its_percent_encoding(
     assert (await send(flow, "GET", path)).status == 200
     await remote.delete_session(SessionId(unusual_id))
     assert await remote.sessions() == []
+    # No mailbox can have such an address, so none is left to remove.
+    assert await flow.workspace(remote.id).store.read(deleted_mailboxes) == []

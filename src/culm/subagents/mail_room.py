@@ -17,7 +17,15 @@ from culm.clock import Timer, format_time, pause
 from culm.errors import AppError, LetterNotFound, NotFound, Unavailable
 from culm.files import is_safe_stem
 from culm.ids import LetterId, RunId, SessionId
-from culm.mail.base import ClaimedLetter, Mailbox, NoMailbox, PostOffice, check_address, has_mailbox
+from culm.mail.base import (
+    ClaimedLetter,
+    Mailbox,
+    NoMailbox,
+    PostOffice,
+    UnsafeAddress,
+    check_address,
+    has_mailbox,
+)
 from culm.mail.letters import (
     LETTERS_MAX,
     Letter,
@@ -280,7 +288,9 @@ class MailRoom:
 
     async def start(self) -> None:
         """Process all waiting letters, also those claimed by an earlier server; then scan."""
-        await self.forget(await self._store.read(deleted_mailboxes))
+        if left := await self._store.read(deleted_mailboxes):
+            # Beside the start, because another process may have locked them.
+            self._tasks.create_task(self.forget(left), name="remove mailboxes of deleted agents")
         await self.check_all()
         await self._checked()
         # Not earlier: a reply of the earlier server may be in a mailbox without being stored.
@@ -629,7 +639,7 @@ class MailRoom:
         try:
             mailbox = self._post.open(address)
             claims = [*mailbox.recover(), *mailbox.claim(LETTERS_MAX)]
-        except NoMailbox:
+        except (NoMailbox, UnsafeAddress):  # No mailbox has an unsafe address.
             return []
         self._post.remove(address)
         return [claim.letter for claim in claims]
